@@ -19,6 +19,7 @@ from cleave.training.stages.stage_work import ModelWork
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model, with_lora
+from tests.training.runs import nightly
 from tests.training.test_staged import (
     KEPT,
     ROWS,
@@ -29,44 +30,11 @@ from tests.training.test_staged import (
 )
 
 IDS = torch.arange(2 * TOKENS).reshape(2, TOKENS)
-ATTENTION = {
-    "opt": {"k_proj", "v_proj", "q_proj", "out_proj", "self_attn_layer_norm"},
-    "llama": {"q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm"},
-    "qwen3": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "input_layernorm"},
-    "gemma2": {
-        "q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm", "post_attention_layernorm",
-    },
-    "gpt2": {"c_attn", "c_proj", "ln_1"},
-}  # fmt: skip
 
 
 def cut(family: str) -> list[LayerPart]:
     call = layer_calls(small_model(family), IDS)[0]
     return LayerPart.whole(call, 0).cut()
-
-
-def modules(part: LayerPart) -> set[str]:
-    """The modules that have a part's parameters; those of an MLP are in one that is named so."""
-    return {name.split(".")[-2] for name in part.held if ".mlp." not in f".{name}"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name in ("opt", "llama") else [pytest.mark.nightly])
-        for name in ATTENTION
-    ],
-)
-def test_attention_and_mlp_are_parts(family: str) -> None:
-    first, second = cut(family)
-    assert modules(first) == ATTENTION[family]
-    assert not modules(second) & ATTENTION[family]
-    assert (first.attends, second.attends) == (True, False)
-    assert (first.first, second.last) == (None, None)
-    held = tensors_of(first.call.layer)
-    assert held.keys() == first.held.keys() | second.held.keys()
-    assert not first.held.keys() & second.held.keys()
 
 
 def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> None:
@@ -76,10 +44,11 @@ def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", [pytest.param("opt", marks=pytest.mark.nightly), "llama", "gemma2"]
+    "family", [nightly("opt"), "llama", "gemma2", nightly("qwen3"), nightly("gpt2")]
 )
 def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
     parts = cut(family)
+    assert [part.attends for part in parts] == [True, False]
     call = parts[0].call
     held = tensors_of(call.layer)
     torch.manual_seed(3)
@@ -103,12 +72,12 @@ def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "pieces", "devices", "kept"),
     [
-        pytest.param("opt", 1, 3, KEPT, marks=pytest.mark.nightly),
+        nightly("opt", 1, 3, KEPT),
         ("opt", 2, 3, KEPT),
-        pytest.param("opt", 2, 4, KEPT, marks=pytest.mark.nightly),
-        pytest.param("opt", 4, 4, NOTHING_KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", 1, 3, KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", 4, 4, KeptBatches(1, 1), marks=pytest.mark.nightly),
+        nightly("opt", 2, 4, KEPT),
+        nightly("opt", 4, 4, NOTHING_KEPT),
+        nightly("llama-lora", 1, 3, KEPT),
+        nightly("llama-lora", 4, 4, KeptBatches(1, 1)),
     ],
 )
 def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(

@@ -17,6 +17,7 @@ from cleave.graphs.loss_graph import IGNORED, combined, export_loss, export_slic
 from cleave.machine.graph_session import GraphSession
 from cleave.planner.stages.model import HeadSlice
 from tests.graphs.models import VOCABULARY, WIDTH, small_model, with_lora
+from tests.training.runs import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +29,7 @@ def run(graph: GraphSession, feed: dict[str, Any]) -> dict[str, Array]:
     return graph.run({name: feed[name] for name in graph.inputs})
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param("opt", marks=pytest.mark.nightly),
-     pytest.param("gemma2", marks=pytest.mark.nightly),
-     pytest.param("phi", marks=pytest.mark.nightly), "lora"],
-)  # fmt: skip
+@pytest.mark.parametrize("family", [nightly("opt"), nightly("gemma2"), nightly("phi"), "lora"])
 def test_slices_are_the_loss(family: str) -> None:
     model = with_lora(small_model("llama")) if family == "lora" else small_model(family)
     calls = layer_calls(model, IDS)

@@ -10,13 +10,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import NodeProto, TensorProto, helper
 
 from cleave import arrays
 from cleave.arrays import DType
-from cleave.device.compute_thread import compute
-from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyBackend, StoredArray
+from cleave.machine.backends import StoredArray
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_run import (
     Concatenated,
@@ -30,36 +27,15 @@ from cleave.machine.graph_run import (
     run_graph,
 )
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.protocol import messages
-from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import Message
+from cleave.machine.onnx_graph import ArrayType, Node, written
 from tests.examples import examples
 from tests.onnx_models import adding
 
-Shape = Sequence[int | str]
-
-FLOAT: Final = TensorProto.FLOAT
 SIX: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def _session(model: bytes, given: Sequence[DType | None]) -> GraphSession:
     return GraphSession(narrowed(model, given), threads=1)
-
-
-def _model(
-    nodes: Sequence[NodeProto],
-    inputs: dict[str, tuple[int, Shape]],
-    outputs: dict[str, tuple[int, Shape]],
-) -> StoredGraph:
-    """A graph; inputs and outputs have a type and a shape."""
-    given, made = (
-        [helper.make_tensor_value_info(name, *what) for name, what in side.items()]
-        for side in (inputs, outputs)
-    )
-    graph = helper.make_graph(list(nodes), "graph", given, made)
-    opsets = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return _stored(model.SerializeToString())
 
 
 def _stored(model: bytes) -> StoredGraph:
@@ -68,14 +44,9 @@ def _stored(model: bytes) -> StoredGraph:
 
 def _totals() -> StoredGraph:
     """y = 2x, and total + x, as a backward pass has a gradient and the sums of others."""
-    return _model(
-        [
-            helper.make_node("Add", ["x", "x"], ["y"]),
-            helper.make_node("Add", ["x", "sum"], ["new"]),
-        ],
-        {"x": (FLOAT, [2, 3]), "sum": (FLOAT, [2, 3])},
-        {"y": (FLOAT, [2, 3]), "new": (FLOAT, [2, 3])},
-    )
+    two = ArrayType([2, 3])
+    nodes = [Node("Add", ["x", "x"], ["y"]), Node("Add", ["x", "sum"], ["new"])]
+    return _stored(written(nodes, {"x": two, "sum": two}, {"y": two, "new": two}))
 
 
 def _put(values: npt.NDArray[np.float32], dtype: DType = DType.FP32) -> StoredArray:
@@ -144,18 +115,13 @@ def test_an_array_that_does_not_fit_its_input_is_refused(
 
 
 def test_integers_and_truth_values_are_inputs() -> None:
-    graph = _model(
-        [
-            helper.make_node("Gather", ["table", "rows"], ["found"]),
-            helper.make_node("Where", ["mask", "found", "table"], ["y"]),
-        ],
-        {
-            "table": (FLOAT, [2, 3]),
-            "rows": (TensorProto.INT64, [2]),
-            "mask": (TensorProto.BOOL, [2, 1]),
-        },
-        {"y": (FLOAT, [2, 3])},
-    )
+    nodes = [
+        Node("Gather", ["table", "rows"], ["found"]),
+        Node("Where", ["mask", "found", "table"], ["y"]),
+    ]
+    table = ArrayType([2, 3])
+    types = {"table": table, "rows": ArrayType([2], "int64"), "mask": ArrayType([2, 1], "bool")}
+    graph = _stored(written(nodes, types, {"y": table}))
     rows = StoredIndices(np.array([1, 0], "<i8").tobytes(), np.dtype("<i8"), 16)
     mask = StoredIndices(b"\x01\x00", np.dtype("?"), 2)
     (y,) = _run(graph, [_put(SIX), rows, mask], [Kept(24)])
@@ -304,83 +270,20 @@ def test_only_fp32_is_fetched(dtype: str) -> None:
         fetch(FetchRun(1, _kept(SIX.astype(dtype)), 0, 2, 3, DType.FP32))
 
 
-# --- a device ---------------------------------------------------------------------------------
-
-
-class _Device:
-    """A core that does its orders at once; messages pass through the codec in both directions."""
-
-    def __init__(self) -> None:
-        self.core = DeviceCore(2**20, graphs=True)
-        self.core.received(messages.Welcome(1, features=("graphs",)))
-
-    def tell(self, *said: Message) -> list[Message]:
-        """Return what it answers."""
-        answers: list[Message] = []
-        for message in said:
-            for action in self.core.received(_through_the_wire(message)):
-                if not isinstance(action, GraphRun | FetchRun):
-                    assert isinstance(action, messages.TaskError)
-                    answers.append(action)
-                    continue
-                outcome = compute(NumpyBackend(), action)
-                done = (
-                    self.core.failed(action.run, outcome)
-                    if isinstance(outcome, str)
-                    else self.core.computed(action.run, *outcome)
-                )
-                answers += done  # type: ignore[arg-type]
-        return [_through_the_wire(answer) for answer in answers]
-
-
-def _through_the_wire(message: Message) -> Message:
-    return decode(b"".join(encode(message)))
-
-
-def test_a_device_runs_the_graphs_of_a_stage() -> None:
-    device = _Device()
-    ran, fetched = device.tell(
-        messages.Graph(1, _totals().model),
-        messages.Put(2, 2, 3, "bf16", bytes(_put(SIX, DType.BF16).payload)),
-        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 24), 12),
-        messages.Fetch(2, 3, 1, 1, 3, "bf16"),
-    )
-    assert isinstance(ran, messages.Computed)
-    assert ran.id == 1
-    assert ran.compute_s > 0
-    assert isinstance(fetched, messages.Result)
-    assert (fetched.id, fetched.rows, fetched.columns, fetched.dtype) == (2, 1, 3, "bf16")
-    assert bytes(fetched.payload) == bytes(_put(2 * SIX[1:], DType.BF16).payload)
-    # The sum goes on, without its first array.
-    _, total = device.tell(
-        messages.RunGraph(3, 1, (2, 4), (0, 5), (24,)),
-        messages.Drop((3, 4)),
-        messages.Fetch(4, 5, 0, 2, 3, "fp32"),
-    )
-    assert isinstance(total, messages.Result)
-    assert bytes(total.payload) == bytes(_put(2 * SIX).payload)
-    device.tell(messages.Drop((1, 2, 5)))
-    assert device.core.occupied_bytes == 0
-
-
 # --- sums in place ----------------------------------------------------------------------------
 
 
 def _gradients(rows: int, columns: int) -> StoredGraph:
     """new = sum + x^T d, as a backward pass adds a gradient."""
-    return _model(
-        [
-            helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
-            helper.make_node("MatMul", ["turned", "d"], ["gradient"]),
-            helper.make_node("Add", ["sum", "gradient"], ["new"]),
-        ],
-        {
-            "x": (FLOAT, ["batch", rows]),
-            "d": (FLOAT, ["batch", columns]),
-            "sum": (FLOAT, [rows, columns]),
-        },
-        {"new": (FLOAT, [rows, columns])},
+    nodes = [
+        Node("Transpose", ["x"], ["turned"]),
+        Node("MatMul", ["turned", "d"], ["gradient"]),
+        Node("Add", ["sum", "gradient"], ["new"]),
+    ]
+    x, d, total = (
+        ArrayType(shape) for shape in (["batch", rows], ["batch", columns], [rows, columns])
     )
+    return _stored(written(nodes, {"x": x, "d": d, "sum": total}, {"new": total}))
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -43,7 +43,7 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.results.evaluation import perplexity
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import load_folder
-from tests.training.runs import losses, losses_by_pytorch, save_model
+from tests.training.runs import losses, losses_by_pytorch, nightly, save_model
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -447,14 +447,7 @@ def mean_over_answers(model: nn.Module, batches: Sequence[Batch]) -> torch.Tenso
     return torch.stack(losses).sum() / sum(int((batch.labels >= 0).sum()) for batch in batches)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("local", marks=pytest.mark.nightly),
-        "tiles",
-        pytest.param("stages", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("method", [nightly("local"), "tiles", nightly("stages")])
 def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: str) -> None:
     """Micro-batches with different numbers of answers count by these."""
     job = JobSpec(

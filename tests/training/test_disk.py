@@ -28,7 +28,7 @@ from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
 from tests.disks import Disk, small_disk
-from tests.training.runs import losses_of, trained
+from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_checkpoint import full_disk
 
 pytestmark = pytest.mark.slow
@@ -75,12 +75,7 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_bytes"),
-    [
-        pytest.param("plain", 0, marks=pytest.mark.nightly),
-        ("journal", 0),
-        pytest.param("fleet", 200_000, marks=pytest.mark.nightly),
-    ],
+    ("kind", "left_bytes"), [nightly("plain", 0), ("journal", 0), nightly("fleet", 200_000)]
 )
 def test_a_run_waits_for_space_and_goes_on(
     corpus_file: Path,

@@ -17,7 +17,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from tests.training.runs import losses_by_pytorch, losses_of, save_tokenizer, trained
+from tests.training.runs import losses_by_pytorch, losses_of, nightly, save_tokenizer, trained
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -74,10 +74,10 @@ def labelled(model: Any, batches: Sequence[Batch]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        pytest.param("mixtral", {"method": "tiles"}, marks=pytest.mark.nightly),
-        pytest.param("mixtral", {"method": "auto", "accumulate": 2}, marks=pytest.mark.nightly),
-        pytest.param("mixtral", {"memory": "lean"}, marks=pytest.mark.nightly),
-        pytest.param("qwen2_moe", {"method": "tiles", "accumulate": 2}, marks=pytest.mark.nightly),
+        nightly("mixtral", {"method": "tiles"}),
+        nightly("mixtral", {"method": "auto", "accumulate": 2}),
+        nightly("mixtral", {"memory": "lean"}),
+        nightly("qwen2_moe", {"method": "tiles", "accumulate": 2}),
         ("olmoe", {"accumulate": 2}),
     ],
 )

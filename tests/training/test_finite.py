@@ -30,6 +30,7 @@ from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import Trainer, train
 from cleave_cli.main import app
 from emulator.virtual import emulated
+from tests.training.runs import nightly
 from tests.training.test_optimizer import Small, backward
 
 HUGE = 1e18  # a learning rate whose first update leaves weights of that size
@@ -71,12 +72,12 @@ def diverging(job: JobSpec, run: RunFolder, *, resume: bool = False) -> str:
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({"clip": 1.0}, marks=pytest.mark.nightly),
-        pytest.param({"memory": "lean"}, marks=pytest.mark.nightly),
-        pytest.param({"accumulate": 2, "optimizer": "sgd"}, marks=pytest.mark.nightly),
-        pytest.param({"method": "stages", "dtype": "bf16"}, marks=pytest.mark.nightly),
+        nightly({"clip": 1.0}),
+        nightly({"memory": "lean"}),
+        nightly({"accumulate": 2, "optimizer": "sgd"}),
+        nightly({"method": "stages", "dtype": "bf16"}),
         {"method": "tiles", "clip": 1.0},
-        pytest.param({"lora": "r=2"}, marks=pytest.mark.nightly),
+        nightly({"lora": "r=2"}),
     ],
     ids=str,
 )

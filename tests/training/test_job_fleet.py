@@ -16,7 +16,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS
-from tests.training.runs import losses, losses_of, notes_of, save_model, trained
+from tests.training.runs import losses, losses_of, nightly, notes_of, save_model, trained
 
 FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
 SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
@@ -58,7 +58,7 @@ def plain(job: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> list[float]
     return losses(job, RunFolder(tmp_path_factory.mktemp("plain")))
 
 
-MEMORY = ["plain", pytest.param("lean", marks=pytest.mark.nightly)]
+MEMORY = ["plain", nightly("lean")]
 
 
 @pytest.mark.parametrize("memory", MEMORY)

@@ -26,8 +26,8 @@ from cleave.training.results.export import export_run, find_checkpoint
 from cleave.training.results.trained import open_trained
 from cleave.workload.models.build import load_folder
 from cleave_cli.main import app
-from tests.graphs.models import ADAPTED, TOKENS, graphs_of, small_model
-from tests.training.runs import losses, losses_by_pytorch, save_model
+from tests.graphs.models import ADAPTED, TOKENS, small_model
+from tests.training.runs import losses, losses_by_pytorch, nightly, save_model
 
 TEXT = "def step(a, b):\n    return a\n"
 
@@ -66,9 +66,9 @@ def test_what_it_refuses(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param({"accumulate": 3, "memory": "recompute"}, marks=pytest.mark.nightly),
+        nightly({"accumulate": 3, "memory": "recompute"}),
         {"memory": "lean"},
-        pytest.param({"method": "tiles"}, marks=pytest.mark.nightly),
+        nightly({"method": "tiles"}),
     ],
     ids=str,
 )
@@ -154,9 +154,9 @@ def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("local", marks=pytest.mark.nightly),
+        nightly("local"),
         "tiles",
-        pytest.param("stages", marks=pytest.mark.nightly),  # test_staged.py has adapters by stages
+        nightly("stages"),  # test_staged.py has adapters by stages
     ],
 )
 def test_the_losses_are_those_of_peft(
@@ -166,14 +166,6 @@ def test_the_losses_are_those_of_peft(
     with cleave.emulated(2) as fleet:
         found = losses(job, run_in(tmp_path), None if method == "local" else fleet)
     assert found == pytest.approx(plain_losses(job), rel=1e-5)
-
-
-@pytest.mark.nightly
-def test_layers_with_equal_adapters_share_a_graph(base: Path) -> None:
-    model, _ = load_folder(base)
-    add_adapters(model, LoraSpec.of(SMALL))
-    found = graphs_of(model)
-    assert len({id(graphs) for graphs in found.layers}) == 1 < len(found.layers)
 
 
 @pytest.mark.nightly
@@ -224,10 +216,7 @@ def merged(run: RunFolder, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [pytest.param("r=4", marks=pytest.mark.nightly), f"{DORA},save=lm_head"],
-)
+@pytest.mark.parametrize("lora", [nightly("r=4"), f"{DORA},save=lm_head"])
 def test_others_load_what_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:
@@ -262,10 +251,10 @@ def test_others_load_what_is_exported(
 @pytest.mark.parametrize(
     ("family", "chosen"),
     [
-        pytest.param("llama", "save=head", marks=pytest.mark.nightly),
-        pytest.param("gpt2", "save=tokens", marks=pytest.mark.nightly),
+        nightly("llama", "save=head"),
+        nightly("gpt2", "save=tokens"),
         ("llama", "save=tokens+head"),
-        pytest.param("gpt2", "targets=head", marks=pytest.mark.nightly),
+        nightly("gpt2", "targets=head"),
     ],
 )
 def test_a_tied_head_that_is_trained_is_written_apart(

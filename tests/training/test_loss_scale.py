@@ -17,7 +17,7 @@ from cleave.training.loop import trainer
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.run_folder import RunFolder
-from tests.training.runs import losses, notes_of, trained
+from tests.training.runs import losses, nightly, notes_of, trained
 
 FACTOR = 2.0**18  # with which some of the first steps overflow
 STEPS = 12
@@ -104,7 +104,7 @@ JOB = JobSpec(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["tiles", pytest.param("auto", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["tiles", nightly("auto")])
 def test_by_tiles_and_alone_it_is_plain_training(
     tmp_path: Path, corpus_file: Path, method: str
 ) -> None:
@@ -118,7 +118,7 @@ def test_by_tiles_and_alone_it_is_plain_training(
     assert found == pytest.approx(alone, rel=1e-3)
 
 
-@pytest.mark.parametrize("factor", [FACTOR, pytest.param(2.0**60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("factor", [FACTOR, nightly(2.0**60)])
 def test_a_run_goes_on_with_its_scale(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:

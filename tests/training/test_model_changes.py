@@ -16,6 +16,7 @@ from tests.graphs.models import plain_gradients
 from tests.integration.processes import started
 from tests.training import model_changes as changes
 from tests.training.model_changes import CHANGES, MOST_CHANGES, Change, Subject
+from tests.training.runs import nightly
 from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ def fleet() -> Iterator[Fleet]:
         yield server.fleet
 
 
-@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["tiles", nightly("stages")])
 @pytest.mark.parametrize("adapted", [False, True])
 def test_with_a_real_device_every_change_is_seen(
     fleet: Fleet, method: str, *, adapted: bool

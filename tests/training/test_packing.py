@@ -31,15 +31,14 @@ from cleave.training.data.batches import (
     positions_of,
     validation_batches,
 )
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.records import EvalRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated
 from tests.graphs.models import TOKENS, graphs_of, small_model
+from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_offload_report import FAMILIES, model_of
 from tests.training.test_staged import assert_close, staged
 
@@ -119,9 +118,9 @@ def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> N
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("opt", marks=pytest.mark.nightly),  # the test of a run has a model with masks
+        "opt",  # the test of a run has a model with masks
         "mistral",
-        pytest.param("gpt2", marks=pytest.mark.nightly),
+        "gpt2",
     ],
 )
 def test_gradients_by_stages_are_those_of_documents_alone(family: str) -> None:
@@ -161,7 +160,7 @@ def short_documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pytest.param("stages", marks=pytest.mark.nightly), "tiles"])
+@pytest.mark.parametrize("method", [nightly("stages"), "tiles"])
 def test_a_run_has_the_losses_of_one_machine(
     tmp_path: Path,
     short_documents: Path,
@@ -173,11 +172,9 @@ def test_a_run_has_the_losses_of_one_machine(
         packing="separate", eval_every=3, checkpoint_every=2,
     )  # fmt: skip
     plain = plain_losses(replace(job, method="local"))
-    seen: list[Record] = []
-    run = RunFolder.create(tmp_path, "run")
     with cleave.emulated(1) as fleet:
-        train(job, run, TrainContext(fleet, seen.append))
-    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+        seen = trained(job, RunFolder.create(tmp_path, "run"), fleet)
+    losses = losses_of(seen)
     assert losses == pytest.approx(plain, rel=1e-4)
     assert losses != pytest.approx(
         plain_losses(replace(job, method="local", packing="joined")), rel=1e-3

@@ -19,6 +19,7 @@ from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.planner.stages.search import plan_stages
 from cleave.training.stages.stage_work import ModelWork
 from tests.graphs.models import graphs_of, plain_gradients, small_model, trained, with_lora
+from tests.training.runs import nightly
 from tests.training.test_staged import assert_close, batches, gradients_of, rows, staged
 
 pytestmark = pytest.mark.slow
@@ -35,11 +36,7 @@ def with_hooks(model: Any, refused: set[int]) -> nn.Module:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "refused",
-    [{0, 2}, *(pytest.param(refused, marks=pytest.mark.nightly) for refused in MORE_SETS)],
-    ids=str,
-)
+@pytest.mark.parametrize("refused", [{0, 2}, *(refused for refused in MORE_SETS)], ids=str)
 def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), refused)
@@ -76,11 +73,7 @@ def test_layers_in_parts_are_counted_as_such() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("dtype", "lora", "most"),
-    [
-        (DType.BF16, False, 2e-2),
-        pytest.param(DType.FP32, True, 1e-5, marks=pytest.mark.nightly),
-    ],
+    ("dtype", "lora", "most"), [(DType.BF16, False, 2e-2), (DType.FP32, True, 1e-5)]
 )
 def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float) -> None:
     plain: Any = small_model("llama", num_hidden_layers=LAYERS)
@@ -109,10 +102,7 @@ def test_layers_that_stay_here_get_their_inputs_in_the_dtype_of_the_model(
 
 @pytest.mark.parametrize(
     ("refused", "said"),
-    [
-        ({1}, "layer 2 of 4: "),
-        pytest.param({0, 3}, "layers 1 and 4 of 4: ", marks=pytest.mark.nightly),
-    ],
+    [({1}, "layer 2 of 4: "), nightly({0, 3}, "layers 1 and 4 of 4: ")],
     ids=str,
 )
 def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(

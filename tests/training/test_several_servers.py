@@ -26,7 +26,7 @@ from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.workload.models.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
-from tests.training.runs import save_model
+from tests.training.runs import nightly, save_model
 from tests.training.several_servers import Servers, alone, losses_of
 
 JOB = JobSpec(
@@ -53,7 +53,7 @@ SHORT: dict[str, Any] = {"steps": 1, "batch": 2, "seq": 16, "eval_every": 1, "ev
         {"method": "stages"},
         {**SHARDED, "batch": 2, "accumulate": 3, "clip": 0.05},  # a server has nothing to do
         *(
-            pytest.param(changed, marks=pytest.mark.nightly)
+            nightly(changed)
             for changed in (
                 {"accumulate": 2},
                 {"lora": "r=4,dropout=0.3"},
@@ -90,12 +90,7 @@ def test_losses_are_those_of_one_server_however_it_trains(
 
 
 @pytest.mark.parametrize(
-    ("then", "memory"),
-    [
-        (2, "sharded"),
-        pytest.param(1, "sharded", marks=pytest.mark.nightly),
-        pytest.param(2, "plain", marks=pytest.mark.nightly),
-    ],
+    ("then", "memory"), [(2, "sharded"), nightly(1, "sharded"), nightly(2, "plain")]
 )
 def test_a_checkpoint_of_three_servers_goes_on_on_any_number(
     servers: Servers, tmp_path: Path, then: int, memory: str
@@ -129,12 +124,7 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("method", "memory"),
-    [
-        pytest.param("stages", "auto", marks=pytest.mark.nightly),
-        ("local", "auto"),
-        ("local", "sharded"),
-    ],
+    ("method", "memory"), [nightly("stages", "auto"), ("local", "auto"), ("local", "sharded")]
 )
 def test_what_fails_on_one_server_ends_all_and_says_where(
     servers: Servers, tmp_path: Path, method: str, memory: str
@@ -222,7 +212,7 @@ def test_a_checkpoint_is_written_again_after_a_full_disk(servers: Servers, tmp_p
     } == {f"of {rank}.{n}": [float(rank)] for rank in range(3) for n in range(1, 4)}
 
 
-@pytest.mark.parametrize("memory", [pytest.param("plain", marks=pytest.mark.nightly), "sharded"])
+@pytest.mark.parametrize("memory", [nightly("plain"), "sharded"])
 def test_a_server_that_is_killed_is_noticed_by_the_others(tmp_path: Path, memory: str) -> None:
     job = replace(JOB, method="local", memory=memory, steps=50, eval_every=0)
     with closing(Servers(3)) as servers:
@@ -312,10 +302,7 @@ def test_a_server_has_its_own_weights_and_while_it_computes_a_layer_those_of_tha
         assert said["sent"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["gpt2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3_moe", "gemma2"))],
-)
+@pytest.mark.parametrize("family", ["gpt2", *(nightly(name) for name in ("qwen3_moe", "gemma2"))])
 def test_losses_are_those_of_one_server_whatever_layers_consist_of(
     servers: Servers, tmp_path: Path, corpus_file: Path, family: str
 ) -> None:
@@ -360,12 +347,12 @@ def _with_fault(
 @pytest.mark.parametrize(
     ("method", "at", "deep"),
     [
-        pytest.param("local", 2, False, marks=pytest.mark.nightly),
+        nightly("local", 2, False),
         ("local", 5, False),
-        pytest.param("tiles", 2, True, marks=pytest.mark.nightly),
-        pytest.param("local", 2, True, marks=pytest.mark.nightly),
-        pytest.param("tiles", 2, False, marks=pytest.mark.nightly),
-        pytest.param("tiles", 5, False, marks=pytest.mark.nightly),
+        nightly("tiles", 2, True),
+        nightly("local", 2, True),
+        nightly("tiles", 2, False),
+        nightly("tiles", 5, False),
     ],
 )
 def test_a_pass_that_is_given_up_is_done_again_by_all(

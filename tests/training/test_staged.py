@@ -42,6 +42,7 @@ from tests.graphs.models import (
     trained,
     with_lora,
 )
+from tests.training.runs import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -166,12 +167,12 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
 @pytest.mark.parametrize(
     ("family", "loss", "kept"),
     [
-        pytest.param("opt", "here", NOTHING_KEPT, marks=pytest.mark.nightly),
+        nightly("opt", "here", NOTHING_KEPT),
         ("opt", "on a device", KEPT),
         ("opt", "in slices", KeptBatches(inputs=1, activations=2)),
-        pytest.param("llama", "here", KeptBatches(1, 2), marks=pytest.mark.nightly),
-        pytest.param("llama", "on a device", NOTHING_KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama", "in slices", KEPT, marks=pytest.mark.nightly),
+        nightly("llama", "here", KeptBatches(1, 2)),
+        nightly("llama", "on a device", NOTHING_KEPT),
+        nightly("llama", "in slices", KEPT),
     ],
 )
 def test_gradients_are_those_of_plain_pytorch(family: str, loss: str, kept: KeptBatches) -> None:
@@ -187,15 +188,7 @@ def test_gradients_are_those_of_plain_pytorch(family: str, loss: str, kept: Kept
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("slices", "tied"),
-    [
-        (2, False),
-        pytest.param(0, False, marks=pytest.mark.nightly),
-        pytest.param(0, True, marks=pytest.mark.nightly),
-        pytest.param(3, True, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("slices", "tied"), [(2, False), (0, False), (0, True), (3, True)])
 def test_a_vocabulary_may_be_smaller_than_the_width(slices: int, *, tied: bool) -> None:
     """The norm before the head is longer then, and was taken for it."""
     small: Any = small_model(
@@ -213,7 +206,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(slices: int, *, tied: bool) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_parameters_that_travel_in_parts_change_nothing(dtype: DType) -> None:
     """As those do that are larger than a message."""
     model = small_model("llama")
@@ -233,13 +226,13 @@ def test_parameters_that_travel_in_parts_change_nothing(dtype: DType) -> None:
 @pytest.mark.parametrize(
     ("family", "dtype", "planner", "clip", "most"),
     [
-        pytest.param("gpt2", DType.FP32, None, None, 1e-4, marks=pytest.mark.nightly),
+        nightly("gpt2", DType.FP32, None, None, 1e-4),
         ("llama", DType.BF16, None, 1.0, 2e-2),
         ("opt", DType.FP32, SlicedLoss(2, KEPT), 1.0, 1e-5),
         ("opt", DType.FP32, in_turn, 1.0, 1e-5),
-        pytest.param("opt", DType.BF16, SlicedLoss(2, KEPT), 1.0, 2e-2, marks=pytest.mark.nightly),
-        pytest.param("opt", DType.BF16, in_turn, 1.0, 2e-2, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", DType.FP32, in_turn, 1.0, 1e-5, marks=pytest.mark.nightly),
+        nightly("opt", DType.BF16, SlicedLoss(2, KEPT), 1.0, 2e-2),
+        nightly("opt", DType.BF16, in_turn, 1.0, 2e-2),
+        nightly("llama-lora", DType.FP32, in_turn, 1.0, 1e-5),
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(
@@ -339,7 +332,7 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
     assert resent[3:] == pytest.approx([resent[0]] * 2, rel=0.01)
 
 
-@pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize("sliced", [nightly(False), True])
 def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
     model, plain = twice(small_model("opt"))
     fleet = emulated(8, seed=1)

@@ -19,6 +19,7 @@ from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
+from tests.training.runs import nightly
 from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -123,12 +124,7 @@ def assert_same_pass(model: Any, plain: Any, ids: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "when",
-    [
-        pytest.param("before", marks=pytest.mark.nightly),
-        pytest.param("in the forward pass", marks=pytest.mark.nightly),
-        "in the backward pass",
-    ],
+    "when", [nightly("before"), nightly("in the forward pass"), "in the backward pass"]
 )
 def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
     when: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
@@ -196,7 +192,7 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
     """Also what is predicted where a token of padding stands, which sees nothing on the left."""
     model, plain, ids = twice(small_model("llama"))
@@ -429,10 +425,10 @@ def with_positions_that_depend_on_the_length() -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(with_scales, marks=pytest.mark.nightly),
+        nightly(with_scales),
         with_shared_parameters,
-        pytest.param(with_clamping, marks=pytest.mark.nightly),
-        pytest.param(with_positions_that_depend_on_the_length, marks=pytest.mark.nightly),
+        nightly(with_clamping),
+        nightly(with_positions_that_depend_on_the_length),
     ],
 )
 def test_odd_models_have_the_gradients_of_plain_pytorch(make: Callable[[], Any]) -> None:
@@ -453,13 +449,7 @@ def with_an_unused_parameter(model: Any) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_disabled_adapters,
-        pytest.param(with_an_unused_parameter, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("change", [with_disabled_adapters, with_an_unused_parameter])
 @pytest.mark.parametrize("here", [False, True])
 def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
     change: Callable[[Any], None],
@@ -531,10 +521,8 @@ def with_a_layer_left_out(model: Any) -> None:
     ("change", "reason"),
     [
         (with_own_attention, r"its attention \(halved\) is not supported in graphs"),
-        pytest.param(
-            with_a_trained_tensor_of_its_own,
-            "a trained tensor that is none of its parameters",
-            marks=pytest.mark.nightly,
+        nightly(
+            with_a_trained_tensor_of_its_own, "a trained tensor that is none of its parameters"
         ),
         (with_trained_positions, r"its layers get position_embeddings\.0"),
         (with_hooked_layers, "there are hooks on its layer LlamaDecoderLayer"),
@@ -570,10 +558,7 @@ SMALL = {
         ("Mixtral", {"num_local_experts": 4}, r"it has experts \(MixtralExperts\), and tokens"),
         ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
          r"its attention takes sinks \(s_aux\)"),
-        pytest.param(
-            "Mamba", {"state_size": 8}, "its computation depends on the size of the batch",
-            marks=pytest.mark.nightly,
-        ),
+        nightly("Mamba", {"state_size": 8}, "its computation depends on the size of the batch"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_become_graphs_are_refused_in_words_of_ours(
