@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cleave import arrays
 from cleave.arrays import DType
+from cleave.device.core import DeviceCore
 from cleave.machine.backends import StoredArray
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_run import (
@@ -28,6 +29,7 @@ from cleave.machine.graph_run import (
 )
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.onnx_graph import ArrayType, Node, written
+from cleave.protocol import messages
 from tests.examples import examples
 from tests.onnx_models import adding
 
@@ -140,6 +142,20 @@ def test_arrays_one_after_another_are_one_input(dtype: DType) -> None:
         (y,) = _run(_stored(adding()), [whole, _put(W)], [Kept(36)])
         np.testing.assert_array_equal(y, SIX[[0, 0, 1]] + W)
         np.testing.assert_array_equal(_fetched(whole, 1, 2, 3), SIX)
+
+
+def test_a_device_puts_the_parts_of_an_array_in_the_order_of_their_names() -> None:
+    core = DeviceCore(2**20, graphs=True)
+    for message in (
+        messages.Welcome(1, features=("graphs",)),
+        messages.Put(2, 2, 3, "fp32", SIX.tobytes()),
+        messages.Put(3, 1, 3, "fp32", W.tobytes()),
+        messages.Concat(4, (3, 2)),
+    ):
+        core.received(message)
+    (order,) = core.received(messages.Fetch(1, 4, 0, 3, 3, "fp32"))
+    assert isinstance(order, FetchRun)
+    assert bytes(fetch(order)) == np.concatenate([W, SIX]).tobytes()
 
 
 # --- outputs ----------------------------------------------------------------------------------
@@ -280,10 +296,9 @@ def _gradients(rows: int, columns: int) -> StoredGraph:
         Node("MatMul", ["turned", "d"], ["gradient"]),
         Node("Add", ["sum", "gradient"], ["new"]),
     ]
-    x, d, total = (
-        ArrayType(shape) for shape in (["batch", rows], ["batch", columns], [rows, columns])
-    )
-    return _stored(written(nodes, {"x": x, "d": d, "sum": total}, {"new": total}))
+    total = ArrayType([rows, columns])
+    types = {"x": ArrayType(["batch", rows]), "d": ArrayType(["batch", columns]), "sum": total}
+    return _stored(written(nodes, types, {"new": total}))
 
 
 @settings(max_examples=examples(20), deadline=None)
