@@ -80,10 +80,6 @@ def test_a_usual_sequence_leaves_one_to_each_device(tokens: int, devices: int) -
     assert 1 <= usual_seq(tokens, devices) <= max(1, tokens // devices)
 
 
-def test_every_way_has_a_contender() -> None:
-    assert set(CONTENDERS) == set(Way)
-
-
 def test_the_report_has_each_row_once_and_decides_first() -> None:
     keys = default_order()
     assert len(keys) == len(set(keys))
@@ -118,7 +114,8 @@ def test_what_changed_in_cleave_leaves_rows_of_others_valid(tmp_path: Path) -> N
     assert measured_commit(tmp_path, others) == before
 
 
-def test_what_rows_are_measured_with_is_there() -> None:
+def test_every_way_has_a_contender_whose_files_are_there() -> None:
+    assert set(CONTENDERS) == set(Way)
     root = Path(__file__).parents[2]
     for way in Way:
         assert all((root / path).exists() for path in measured_with(way))

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 
 from cleave.energy import grid
 from cleave.energy.grid import (
-    S_PER_YEAR,
     electricity,
-    embodied_gco2e,
     load_grid,
     load_grids,
     load_hours,
     mean_intensity,
-    operational_gco2e,
 )
 from cleave.errors import UsageError
 
@@ -63,19 +60,6 @@ def test_every_country_has_a_plausible_intensity() -> None:
 def test_the_cases_of_the_docstrings() -> None:
     outcome = doctest.testmod(grid)
     assert (outcome.attempted, outcome.failed) == (3, 0)
-
-
-def test_joules_and_watt_hours_grams_and_kilograms() -> None:
-    # BLOOM: 1,082,990 GPU hours at 400 W are 433,196 kWh; at 57 g/kWh these are 24.7 t (Luccioni et
-    # al., arXiv 2211.02001).
-    energy_j = 1_082_990 * 3600 * 400
-    assert energy_j / 3600 / 1000 == pytest.approx(433_196, rel=1e-5)  # Wh, kWh
-    assert operational_gco2e(energy_j, 57) / 1000 / 1000 == pytest.approx(24.7, abs=0.05)  # kg, t
-
-
-def test_a_whole_life_carries_all_of_it() -> None:
-    # A device in use 30 % of 4 years is used for 1.2 years in its life.
-    assert embodied_gco2e(1000, 1.2 * S_PER_YEAR, 4, 0.3) == pytest.approx(1000)
 
 
 @given(st.lists(st.floats(0, 1000), min_size=24, max_size=24), st.floats(0, 24), st.floats(0, 1e6))

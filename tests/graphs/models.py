@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import IGNORED
+from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 
 VOCABULARY: Final = 96
 WIDTH: Final = 32
@@ -86,6 +88,11 @@ def with_lora(model: Any) -> nn.Module:
     )
     found: nn.Module = adapted.base_model.model
     return found.train()
+
+
+def graphs_of(model: nn.Module, **how: Any) -> ModelGraphs:
+    """Return the graphs of a model for sequences of `TOKENS`, from the cache of all tests."""
+    return model_graphs(model, TOKENS, GraphCache.of_user(), **how)
 
 
 def plain_gradients(model: Any, ids: Tensor, mask: Tensor | None = None) -> float:

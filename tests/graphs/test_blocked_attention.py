@@ -163,7 +163,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 @pytest.mark.parametrize(
     ("family", "padded"),
     [
-        pytest.param("opt", True, marks=pytest.mark.nightly),  # a bias, and a mask
+        ("opt", True),  # a bias, and a mask
         ("gemma2", True),  # products that are squeezed, a sliding window, grouped keys, and a mask
     ],
 )

@@ -52,16 +52,10 @@ def test_embedding_stops_before_the_layers() -> None:
         OutsideLayers(model, calls).embed(IDS, mask)
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"dropout": 0.1}, "at random"),
-        ({"attention_dropout": 0.1}, "at random"),
-    ],
-)
-def test_dropout_is_refused(changed: dict[str, float], reason: str) -> None:
-    model = small_model("opt", **changed).eval()
-    with pytest.raises(LayerGraphError, match=reason):
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout"])
+def test_dropout_is_refused(name: str) -> None:
+    model = small_model("opt", **{name: 0.1}).eval()
+    with pytest.raises(LayerGraphError, match="at random"):
         export_layer(LayerPart.whole(layer_calls(model, IDS)[0], 0))
 
 

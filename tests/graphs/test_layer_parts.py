@@ -10,21 +10,18 @@ from torch import Tensor
 
 from cleave.arrays import DType
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerPart, tensors_of
-from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
 from cleave.planner.stages.prediction import held_bytes
 from cleave.planner.stages.search import plan_stages
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import StagedModel
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
-from tests.graphs.models import TOKENS, plain_gradients, small_model, with_lora
+from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model, with_lora
+from tests.training.runs import nightly
 from tests.training.test_staged import (
     KEPT,
-    PS,
     ROWS,
     assert_close,
     batches,
@@ -33,44 +30,11 @@ from tests.training.test_staged import (
 )
 
 IDS = torch.arange(2 * TOKENS).reshape(2, TOKENS)
-ATTENTION = {
-    "opt": {"k_proj", "v_proj", "q_proj", "out_proj", "self_attn_layer_norm"},
-    "llama": {"q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm"},
-    "qwen3": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "input_layernorm"},
-    "gemma2": {
-        "q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm", "post_attention_layernorm",
-    },
-    "gpt2": {"c_attn", "c_proj", "ln_1"},
-}  # fmt: skip
 
 
 def cut(family: str) -> list[LayerPart]:
     call = layer_calls(small_model(family), IDS)[0]
     return LayerPart.whole(call, 0).cut()
-
-
-def modules(part: LayerPart) -> set[str]:
-    """The modules that have a part's parameters; those of an MLP are in one that is named so."""
-    return {name.split(".")[-2] for name in part.held if ".mlp." not in f".{name}"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name in ("opt", "llama") else [pytest.mark.nightly])
-        for name in ATTENTION
-    ],
-)
-def test_attention_and_mlp_are_parts(family: str) -> None:
-    first, second = cut(family)
-    assert modules(first) == ATTENTION[family]
-    assert not modules(second) & ATTENTION[family]
-    assert (first.attends, second.attends) == (True, False)
-    assert (first.first, second.last) == (None, None)
-    held = tensors_of(first.call.layer)
-    assert held.keys() == first.held.keys() | second.held.keys()
-    assert not first.held.keys() & second.held.keys()
 
 
 def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> None:
@@ -80,10 +44,11 @@ def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", [pytest.param("opt", marks=pytest.mark.nightly), "llama", "gemma2"]
+    "family", [nightly("opt"), "llama", "gemma2", nightly("qwen3"), nightly("gpt2")]
 )
 def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
     parts = cut(family)
+    assert [part.attends for part in parts] == [True, False]
     call = parts[0].call
     held = tensors_of(call.layer)
     torch.manual_seed(3)
@@ -107,12 +72,12 @@ def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "pieces", "devices", "kept"),
     [
-        pytest.param("opt", 1, 3, KEPT, marks=pytest.mark.nightly),
+        nightly("opt", 1, 3, KEPT),
         ("opt", 2, 3, KEPT),
-        pytest.param("opt", 2, 4, KEPT, marks=pytest.mark.nightly),
-        pytest.param("opt", 4, 4, NOTHING_KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", 1, 3, KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", 4, 4, KeptBatches(1, 1), marks=pytest.mark.nightly),
+        nightly("opt", 2, 4, KEPT),
+        nightly("opt", 4, 4, NOTHING_KEPT),
+        nightly("llama-lora", 1, 3, KEPT),
+        nightly("llama-lora", 4, 4, KeptBatches(1, 1)),
     ],
 )
 def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(
@@ -124,13 +89,13 @@ def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(
     """
     model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), in_parts=True, pieces=pieces)
+    graphs = graphs_of(model, in_parts=True, pieces=pieces)
     assert [part.pieces for part in graphs.parts] == [1, pieces, 1, pieces]
     assert [part.layer for part in graphs.parts] == [0, 0, 1, 1]
     assert graphs.layers[0] is graphs.layers[2]
     with emulated(devices, seed=1) as fleet:
         auditor = Auditor(float(ROWS))  # all sums, too
-        found = staged(model, graphs, fleet, loss=False, kept=kept, auditor=auditor)
+        found = staged(model, fleet, graphs=graphs, loss=False, kept=kept, auditor=auditor)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
@@ -145,10 +110,8 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
     """Devices that have room for a part, and not for a layer, by the plan's own count."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
-    cache = GraphCache.of_user()
     whole, parts = (
-        ModelWork(model, model_graphs(model, TOKENS, cache, in_parts=cut), DType.FP32)
-        for cut in (False, True)
+        ModelWork(model, graphs_of(model, in_parts=cut), DType.FP32) for cut in (False, True)
     )
     needed = [
         held_bytes(work.costs([TOKENS] * ROWS, TOKENS, DType.FP32), PlannedStage(n, n + 1, (0,)))
@@ -159,9 +122,7 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
     device = FleetDevice("small", 1e10, 1e8, 1e8, 0.001, room)
     said: list[str] = []
     with emulated([device] * 4, seed=1) as fleet:
-        found = StagedModel(
-            whole, fleet.runtime, plan_stages, PS, in_parts=lambda: parts, note=said.append
-        )
+        found = staged(model, fleet, planner=plan_stages, in_parts=lambda: parts, note=said.append)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)

@@ -17,6 +17,7 @@ from cleave.graphs.loss_graph import IGNORED, combined, export_loss, export_slic
 from cleave.machine.graph_session import GraphSession
 from cleave.planner.stages.model import HeadSlice
 from tests.graphs.models import VOCABULARY, WIDTH, small_model, with_lora
+from tests.training.runs import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +29,7 @@ def run(graph: GraphSession, feed: dict[str, Any]) -> dict[str, Array]:
     return graph.run({name: feed[name] for name in graph.inputs})
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param("opt", marks=pytest.mark.nightly),
-     pytest.param("gemma2", marks=pytest.mark.nightly),
-     pytest.param("phi", marks=pytest.mark.nightly), "lora"],
-)  # fmt: skip
+@pytest.mark.parametrize("family", [nightly("opt"), nightly("gemma2"), nightly("phi"), "lora"])
 def test_slices_are_the_loss(family: str) -> None:
     model = with_lora(small_model("llama")) if family == "lora" else small_model(family)
     calls = layer_calls(model, IDS)
@@ -82,11 +78,3 @@ def test_a_head_that_is_no_linear_is_not_cut() -> None:
     assert rows_of_head(model, whole) == ()
     with pytest.raises(LayerGraphError, match="LM head"):
         export_slice(model, calls, whole, 5)
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_slices_have_each_row_once(count: int) -> None:
-    rows = [HeadSlice(number, count).rows(VOCABULARY) for number in range(count)]
-    assert [n for first, stop in rows for n in range(first, stop)] == list(range(VOCABULARY))
-    sizes = {stop - first for first, stop in rows}
-    assert max(sizes) - min(sizes) <= 1

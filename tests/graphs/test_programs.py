@@ -43,7 +43,7 @@ def outputs(model: bytes, samples: int) -> np.ndarray:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_layers_are_not_traced_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(part: Part) -> torch.export.ExportedProgram:
         raise AssertionError("traced again")

@@ -10,13 +10,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import NodeProto, TensorProto, helper
 
 from cleave import arrays
 from cleave.arrays import DType
-from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore
-from cleave.machine.backends import NumpyBackend, StoredArray
+from cleave.machine.backends import StoredArray
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_run import (
     Concatenated,
@@ -30,36 +28,16 @@ from cleave.machine.graph_run import (
     run_graph,
 )
 from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.protocol import messages
-from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import Message
 from tests.examples import examples
 from tests.onnx_models import adding
 
-Shape = Sequence[int | str]
-
-FLOAT: Final = TensorProto.FLOAT
 SIX: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def _session(model: bytes, given: Sequence[DType | None]) -> GraphSession:
     return GraphSession(narrowed(model, given), threads=1)
-
-
-def _model(
-    nodes: Sequence[NodeProto],
-    inputs: dict[str, tuple[int, Shape]],
-    outputs: dict[str, tuple[int, Shape]],
-) -> StoredGraph:
-    """A graph; inputs and outputs have a type and a shape."""
-    given, made = (
-        [helper.make_tensor_value_info(name, *what) for name, what in side.items()]
-        for side in (inputs, outputs)
-    )
-    graph = helper.make_graph(list(nodes), "graph", given, made)
-    opsets = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return _stored(model.SerializeToString())
 
 
 def _stored(model: bytes) -> StoredGraph:
@@ -68,14 +46,9 @@ def _stored(model: bytes) -> StoredGraph:
 
 def _totals() -> StoredGraph:
     """y = 2x, and total + x, as a backward pass has a gradient and the sums of others."""
-    return _model(
-        [
-            helper.make_node("Add", ["x", "x"], ["y"]),
-            helper.make_node("Add", ["x", "sum"], ["new"]),
-        ],
-        {"x": (FLOAT, [2, 3]), "sum": (FLOAT, [2, 3])},
-        {"y": (FLOAT, [2, 3]), "new": (FLOAT, [2, 3])},
-    )
+    two = ArrayType([2, 3])
+    nodes = [Node("Add", ["x", "x"], ["y"]), Node("Add", ["x", "sum"], ["new"])]
+    return _stored(written(nodes, {"x": two, "sum": two}, {"y": two, "new": two}))
 
 
 def _put(values: npt.NDArray[np.float32], dtype: DType = DType.FP32) -> StoredArray:
@@ -144,18 +117,13 @@ def test_an_array_that_does_not_fit_its_input_is_refused(
 
 
 def test_integers_and_truth_values_are_inputs() -> None:
-    graph = _model(
-        [
-            helper.make_node("Gather", ["table", "rows"], ["found"]),
-            helper.make_node("Where", ["mask", "found", "table"], ["y"]),
-        ],
-        {
-            "table": (FLOAT, [2, 3]),
-            "rows": (TensorProto.INT64, [2]),
-            "mask": (TensorProto.BOOL, [2, 1]),
-        },
-        {"y": (FLOAT, [2, 3])},
-    )
+    nodes = [
+        Node("Gather", ["table", "rows"], ["found"]),
+        Node("Where", ["mask", "found", "table"], ["y"]),
+    ]
+    table = ArrayType([2, 3])
+    types = {"table": table, "rows": ArrayType([2], "int64"), "mask": ArrayType([2, 1], "bool")}
+    graph = _stored(written(nodes, types, {"y": table}))
     rows = StoredIndices(np.array([1, 0], "<i8").tobytes(), np.dtype("<i8"), 16)
     mask = StoredIndices(b"\x01\x00", np.dtype("?"), 2)
     (y,) = _run(graph, [_put(SIX), rows, mask], [Kept(24)])
@@ -174,6 +142,20 @@ def test_arrays_one_after_another_are_one_input(dtype: DType) -> None:
         (y,) = _run(_stored(adding()), [whole, _put(W)], [Kept(36)])
         np.testing.assert_array_equal(y, SIX[[0, 0, 1]] + W)
         np.testing.assert_array_equal(_fetched(whole, 1, 2, 3), SIX)
+
+
+def test_a_device_puts_the_parts_of_an_array_in_the_order_of_their_names() -> None:
+    core = DeviceCore(2**20, graphs=True)
+    for message in (
+        messages.Welcome(1, features=("graphs",)),
+        messages.Put(2, 2, 3, "fp32", SIX.tobytes()),
+        messages.Put(3, 1, 3, "fp32", W.tobytes()),
+        messages.Concat(4, (3, 2)),
+    ):
+        core.received(message)
+    (order,) = core.received(messages.Fetch(1, 4, 0, 3, 3, "fp32"))
+    assert isinstance(order, FetchRun)
+    assert bytes(fetch(order)) == np.concatenate([W, SIX]).tobytes()
 
 
 # --- outputs ----------------------------------------------------------------------------------
@@ -231,14 +213,6 @@ def test_a_graph_is_made_ready_once() -> None:
     for _ in range(3):
         run_graph(GraphRun(1, graph, [_put(SIX), None], [None], 0), make)
     assert made == [adding()]
-
-
-@pytest.mark.parametrize("model", [b"", b"no model", adding()[:-9]])
-def test_what_is_no_graph_is_refused_when_it_is_run(model: bytes) -> None:
-    y = Kept(24)
-    with pytest.raises(GraphError, match=r"no ONNX model|operations 18 to"):
-        _run(_stored(model), [_put(SIX), None], [y])
-    assert y.value is None
 
 
 # --- fetch ------------------------------------------------------------------------------------
@@ -312,121 +286,19 @@ def test_only_fp32_is_fetched(dtype: str) -> None:
         fetch(FetchRun(1, _kept(SIX.astype(dtype)), 0, 2, 3, DType.FP32))
 
 
-# --- a device ---------------------------------------------------------------------------------
-
-
-class _Device:
-    """A core that does its orders at once; messages pass through the codec in both directions."""
-
-    def __init__(self) -> None:
-        self.core = DeviceCore(2**20, graphs=True)
-        self.core.received(messages.Welcome(1, features=("graphs",)))
-
-    def tell(self, *said: Message) -> list[Message]:
-        """Return what it answers."""
-        answers: list[Message] = []
-        for message in said:
-            for action in self.core.received(_through_the_wire(message)):
-                if not isinstance(action, GraphRun | FetchRun):
-                    assert isinstance(action, messages.TaskError)
-                    answers.append(action)
-                    continue
-                outcome = compute(NumpyBackend(), action)
-                done = (
-                    self.core.failed(action.run, outcome)
-                    if isinstance(outcome, str)
-                    else self.core.computed(action.run, *outcome)
-                )
-                answers += done  # type: ignore[arg-type]
-        return [_through_the_wire(answer) for answer in answers]
-
-
-def _through_the_wire(message: Message) -> Message:
-    return decode(b"".join(encode(message)))
-
-
-def test_a_device_runs_the_graphs_of_a_stage() -> None:
-    device = _Device()
-    ran, fetched = device.tell(
-        messages.Graph(1, _totals().model),
-        messages.Put(2, 2, 3, "bf16", bytes(_put(SIX, DType.BF16).payload)),
-        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 24), 12),
-        messages.Fetch(2, 3, 1, 1, 3, "bf16"),
-    )
-    assert isinstance(ran, messages.Computed)
-    assert ran.id == 1
-    assert ran.compute_s > 0
-    assert isinstance(fetched, messages.Result)
-    assert (fetched.id, fetched.rows, fetched.columns, fetched.dtype) == (2, 1, 3, "bf16")
-    assert bytes(fetched.payload) == bytes(_put(2 * SIX[1:], DType.BF16).payload)
-    # The sum goes on, without its first array.
-    _, total = device.tell(
-        messages.RunGraph(3, 1, (2, 4), (0, 5), (24,)),
-        messages.Drop((3, 4)),
-        messages.Fetch(4, 5, 0, 2, 3, "fp32"),
-    )
-    assert isinstance(total, messages.Result)
-    assert bytes(total.payload) == bytes(_put(2 * SIX).payload)
-    device.tell(messages.Drop((1, 2, 5)))
-    assert device.core.occupied_bytes == 0
-
-
-def test_a_device_makes_an_array_of_several() -> None:
-    device = _Device()
-    given = messages.Put(2, 2, 3, "fp32", SIX.tobytes()), messages.Put(3, 1, 3, "fp32", W.tobytes())
-    _, fetched = device.tell(
-        messages.Graph(1, adding()),
-        *given,
-        messages.Concat(4, (3, 2)),
-        messages.Put(3, 1, 3, "fp32", W.tobytes()),  # the names of the parts are free again
-        messages.RunGraph(1, 1, (4, 3), (5,), (36,)),
-        messages.Drop((4,)),
-        messages.Fetch(2, 5, 0, 3, 3, "fp32"),
-    )
-    assert isinstance(fetched, messages.Result)
-    expected = np.concatenate([W, SIX]) + W
-    assert bytes(fetched.payload) == expected.astype("<f4").tobytes()
-    device.tell(messages.Drop((1, 3, 5)))
-    assert device.core.occupied_bytes == 0
-
-
-def test_a_device_tells_of_what_fails_and_goes_on() -> None:
-    device = _Device()
-    answers = device.tell(
-        messages.Graph(1, _totals().model),
-        messages.Put(2, 2, 3, "fp32", SIX.tobytes()),
-        messages.RunGraph(1, 1, (2, 0), (3, 4), (24, 23)),  # of the wrong size
-        messages.RunGraph(2, 1, (2, 4), (5, 6), (24, 24)),  # needs what that was to make
-        messages.Fetch(3, 3, 0, 2, 3, "fp32"),
-        messages.RunGraph(4, 1, (2, 0), (7, 8), (24, 24)),
-        messages.Fetch(5, 7, 0, 2, 3, "fp32"),
-    )
-    kinds = [answer.TYPE for answer in answers]
-    assert kinds == ["task_error", "task_error", "task_error", "computed", "result"]
-    reasons = [answer.reason for answer in answers if isinstance(answer, messages.TaskError)]
-    for reason, words in zip(reasons, ("as was said", "failed", "failed"), strict=True):
-        assert words in reason
-    assert device.core.idle
-
-
 # --- sums in place ----------------------------------------------------------------------------
 
 
 def _gradients(rows: int, columns: int) -> StoredGraph:
     """new = sum + x^T d, as a backward pass adds a gradient."""
-    return _model(
-        [
-            helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
-            helper.make_node("MatMul", ["turned", "d"], ["gradient"]),
-            helper.make_node("Add", ["sum", "gradient"], ["new"]),
-        ],
-        {
-            "x": (FLOAT, ["batch", rows]),
-            "d": (FLOAT, ["batch", columns]),
-            "sum": (FLOAT, [rows, columns]),
-        },
-        {"new": (FLOAT, [rows, columns])},
-    )
+    nodes = [
+        Node("Transpose", ["x"], ["turned"]),
+        Node("MatMul", ["turned", "d"], ["gradient"]),
+        Node("Add", ["sum", "gradient"], ["new"]),
+    ]
+    total = ArrayType([rows, columns])
+    types = {"x": ArrayType(["batch", rows]), "d": ArrayType(["batch", columns]), "sum": total}
+    return _stored(written(nodes, types, {"new": total}))
 
 
 @settings(max_examples=examples(20), deadline=None)

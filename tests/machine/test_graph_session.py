@@ -13,17 +13,6 @@ from cleave.machine.onnx_graph import content
 from tests.onnx_models import adding
 
 
-def test_a_graph_runs_for_batches_of_any_size() -> None:
-    session = GraphSession(adding(), threads=1)
-    assert set(session.inputs) == {"x", "w"}
-    assert session.inputs["w"] == (3,)
-    assert session.outputs == ("y",)
-    for rows in (1, 4):
-        given = {"x": np.ones((rows, 3), np.float32), "w": np.arange(3, dtype=np.float32)}
-        found = session.run({**given, "other": np.zeros(1)})
-        np.testing.assert_array_equal(found["y"], given["x"] + given["w"])
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,121 +29,58 @@ from benchmarks.stage_audits import (
 )
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
-from cleave.device.core import Order
-from cleave.fleet.fleet import Fleet
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
-from cleave.machine.graph_run import FetchRun
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stages.outcomes import PassDone, StepResult
 from cleave.training.stages import audits
 from cleave.training.stages.audits import AuditCounters, Auditor, escape_chance
-from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import StagedModel
-from emulator.deferred import default_backend
-from emulator.virtual import VirtualRuntime, _VirtualDevice
-from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model
-from tests.training.test_staged import KEPT, PS, EvenStages, SlicedLoss, assert_close, batches, rows
+from tests.training.runs import nightly
+from tests.training.test_staged import (
+    KEPT,
+    EvenStages,
+    SlicedLoss,
+    assert_close,
+    batches,
+    rows,
+    staged,
+)
+from tests.training.test_suspicion import Place, Scaled, activation, fleet_of, sums
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def cache() -> GraphCache:
-    return GraphCache.of_user()
-
-
-class Lying(VirtualRuntime):
-    """The first device changes some of what it returns."""
-
-    lie: Callable[[FetchRun], bool]
-    factor = 1.01
-    liar = 1
-
-    def _product(self, device: _VirtualDevice, order: Order) -> Any:
-        found = super()._product(device, order)
-        if isinstance(order, FetchRun) and device.id == self.liar and self.lie(order):
-            values = np.frombuffer(bytes(found), np.float32).copy()
-            values[: len(values) // 2] *= self.factor
-            return memoryview(values.tobytes())
-        return found
-
-
-def activation(order: FetchRun) -> bool:
-    """Say whether an output or a gradient of a micro-batch is asked for."""
-    return order.rows in (TOKENS, 2 * TOKENS)  # of one sequence, or of two
-
-
-def sums(order: FetchRun) -> bool:
-    """Say whether sums of gradients are asked for."""
-    return order.rows > 2 * TOKENS
-
-
-def lying(lie: Callable[[FetchRun], bool], devices: int = 3) -> Fleet:
-    runtime = Lying(paper_fleet(devices), default_backend(), verify="off")
-    runtime.lie = lie
-    return Fleet(runtime)
-
-
-def audited(
-    fleet: Fleet, model: Any, cache: GraphCache, auditor: Auditor, **settings: Any
-) -> StagedModel:
-    dtype = settings.pop("dtype", DType.FP32)
-    work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
-    planner = settings.pop("planner", EvenStages(loss=False))
-    return StagedModel(work, fleet.runtime, planner, PS, auditor=auditor, **settings)
-
-
-@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
-def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None:
-    with lying(lambda order: False) as fleet:
-        auditor = Auditor(1.0, random.Random(1))
-        model = small_model("llama")
-        found = audited(fleet, model, cache, auditor, dtype=dtype)
-        for ids in batches(5):
-            model.zero_grad()
-            found.gradients(rows(ids))
-        assert auditor.counters.faults == 0
-        assert auditor.counters.outputs >= 15
-        assert auditor.counters.sums >= 5
-        assert fleet.device_count == 3
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
-def test_slices_of_the_loss_are_audited(dtype: DType, cache: GraphCache) -> None:
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_slices_of_the_loss_are_audited(dtype: DType) -> None:
     """Devices 1 and 2 have layers; in the second fleet device 1 has a slice, and lies."""
     model = small_model("llama")
     (ids,) = batches(1)
-    with lying(lambda order: False, 4) as fleet:
+    with fleet_of() as fleet:
         auditor = Auditor(1.0, random.Random(1))
-        found = audited(fleet, model, cache, auditor, dtype=dtype, planner=SlicedLoss(2, KEPT))
+        found = staged(model, fleet, auditor=auditor, dtype=dtype, planner=SlicedLoss(2, KEPT))
         found.gradients(rows(ids))
         assert auditor.counters.faults == 0
         assert auditor.counters.outputs == 4
     for lie in (activation, sums):
         notes: list[str] = []
-        with lying(lie, 4) as fleet:
+        with fleet_of(Scaled(lie, 1.01)) as fleet:
             auditor = Auditor(100.0, random.Random(1))  # everything
             planner = SlicedLoss(2, KEPT, first=True)
-            found = audited(fleet, model, cache, auditor, planner=planner, note=notes.append)
+            found = staged(model, fleet, auditor=auditor, planner=planner, note=notes.append)
             found.gradients(rows(ids))
             assert auditor.counters.faults > 0
             assert any("of slice 1 of 2 of the loss is off" in note for note in notes), notes
 
 
 @pytest.mark.parametrize("lie", [activation, sums])
-def test_a_liar_is_caught_before_its_lie_is_used(
-    lie: Callable[[FetchRun], bool], cache: GraphCache
-) -> None:
+def test_a_liar_is_caught_before_its_lie_is_used(lie: Place) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
     notes: list[str] = []
-    with lying(lie) as fleet:
+    with fleet_of(Scaled(lie, 1.01), devices=3) as fleet:
         # One micro-batch a device has half a chance for its sums: more steps until it is drawn.
         auditor = Auditor(1.0, random.Random(3))
-        found = audited(fleet, model, cache, auditor, note=notes.append)
+        found = staged(model, fleet, loss=False, auditor=auditor, note=notes.append)
         for ids in batches(12):
             model.zero_grad()
             plain.zero_grad()
@@ -158,9 +95,7 @@ def test_a_liar_is_caught_before_its_lie_is_used(
         assert_close(model, plain, 3e-6)
 
 
-def test_audits_begin_while_devices_work(
-    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audits_begin_while_devices_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of everything, each micro-batch is repeated once for its sums, and one for its outputs."""
     repeats: list[int] = []
     repeat = Auditor.repeat
@@ -171,9 +106,9 @@ def test_audits_begin_while_devices_work(
 
     monkeypatch.setattr(Auditor, "repeat", counted)
     model = small_model("opt")
-    with lying(lambda order: False, 2) as fleet:
+    with fleet_of(devices=2) as fleet:
         auditor = Auditor(100.0, random.Random(1))  # everything
-        found = audited(fleet, model, cache, auditor)
+        found = staged(model, fleet, loss=False, auditor=auditor)
         found.gradients(rows(batches(1)[0]))  # afterwards, no values are unusual
         auditor.counters = AuditCounters()
         repeats.clear()
@@ -188,11 +123,11 @@ def test_audits_begin_while_devices_work(
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("lies", [False, True])
-def test_sums_of_watched_passes_are_judged(cache: GraphCache, *, again: bool, lies: bool) -> None:
+def test_sums_of_watched_passes_are_judged(*, again: bool, lies: bool) -> None:
     """`again`: the device lost its sums, and repeats a pass."""
     kept = Kept(0.0)
-    with lying(lambda order: False) as fleet:
-        audited(fleet, small_model("opt"), cache, kept).gradients(rows(batches(1)[0]))
+    with fleet_of(devices=3) as fleet:
+        staged(small_model("opt"), fleet, loss=False, auditor=kept).gradients(rows(batches(1)[0]))
     work, result = kept.step
     record = result.records[0]
     sums = record.sums[0]
@@ -209,10 +144,10 @@ def test_sums_of_watched_passes_are_judged(cache: GraphCache, *, again: bool, li
     assert [fault.device for fault in found] == ([sums.device] if lies else [])
 
 
-def test_a_device_that_repeats_passes_moves_no_audit(cache: GraphCache) -> None:
+def test_a_device_that_repeats_passes_moves_no_audit() -> None:
     kept = Kept(0.0)
-    with lying(lambda order: False, 2) as fleet:
-        audited(fleet, small_model("opt"), cache, kept).gradients(rows(batches(1)[0]))
+    with fleet_of(devices=2) as fleet:
+        staged(small_model("opt"), fleet, loss=False, auditor=kept).gradients(rows(batches(1)[0]))
     work, result = kept.step
     record = result.records[0]
     (device,), count = {each.device for each in record.sums}, len(record.x)
@@ -281,25 +216,21 @@ def put_at_a_kink(model: Any, ids: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
-    factor: float, cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+    factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model("opt")
     (ids,) = batches(1)
     put_at_a_kink(model, ids)
     monkeypatch.setattr(audits, "GraphSession", OtherKernel)
-    with lying(activation) as fleet:
-        assert isinstance(fleet.runtime, Lying)
-        fleet.runtime.factor = factor
+    with fleet_of(Scaled(activation, factor), devices=3) as fleet:
         auditor = Auditor(100.0, random.Random(1))  # everything
-        audited(fleet, model, cache, auditor).gradients(rows(ids))
+        staged(model, fleet, loss=False, auditor=auditor).gradients(rows(ids))
         assert auditor.counters.again > 0  # rounding alone does not explain it
         assert factor > 1 or not auditor.counters.faults
         assert fleet.device_count == (2 if factor > 1 else 3)
 
 
-@pytest.mark.parametrize(
-    ("seeds", "dtypes"), [(1, [DType.BF16]), pytest.param(2, DTYPES, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("seeds", "dtypes"), [(1, [DType.BF16]), nightly(2, DTYPES)])
 def test_every_kind_of_lie_is_caught_within_twenty_audits(
     seeds: int, dtypes: Sequence[DType]
 ) -> None:
@@ -309,11 +240,7 @@ def test_every_kind_of_lie_is_caught_within_twenty_audits(
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("opt", DType.BF16),
-        pytest.param("gpt2", DType.FP32, marks=pytest.mark.nightly),
-        pytest.param("huge", DType.BF16, marks=pytest.mark.nightly),
-    ],
+    [("opt", DType.BF16), nightly("gpt2", DType.FP32), nightly("huge", DType.BF16)],
 )
 def test_honest_devices_of_many_kinds_are_not_accused(family: str, dtype: DType) -> None:
     """The gradients of biases of keys are nothing but rounding."""

@@ -211,25 +211,14 @@ def test_what_cannot_be_read_is_not_damaged_and_nothing_older_is_taken(
     file = save(tmp_path, 2) / name
     file.rename(file.with_suffix(".kept"))
     file.symlink_to(file)
-    with pytest.raises(CleaveError, match=r"step-000002.*cannot be read.*move") as failed:
+    with pytest.raises(
+        CleaveError, match=r"cannot be read.*not mean that it is damaged.*move"
+    ) as failed:
         load_latest(tmp_path)
     assert not isinstance(failed.value, DamagedCheckpointError)
     file.unlink()
     file.with_suffix(".kept").rename(file)
     assert latest(tmp_path) == 2
-
-
-def test_a_disk_that_reports_errors_is_not_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1)
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("cleave.training.loop.checkpoint.hashlib.file_digest", broken)
-    with pytest.raises(CleaveError, match=r"Input/output error.*not mean that it is damaged"):
-        load_latest(tmp_path)
 
 
 def test_what_is_set_aside_is_kept_and_neither_found_nor_counted(tmp_path: Path) -> None:

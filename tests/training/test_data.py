@@ -77,52 +77,44 @@ def test_the_default_is_the_source_of_the_standard_library() -> None:
     assert not any("class BatchLoader" in document for document in documents)
 
 
-def test_a_text_file_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "corpus"
-    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo \xc3\xa9\n")
-    assert list(read_documents(str(path))) == ["one\n\ntwo é\n"]
-
-
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    """Its JSON files are passed over, because they are rather settings than texts."""
     for name in ("b.txt", "a/z.md", "a/b/c.PY", "c/blank.txt", ".git/x.txt", ".x.txt", "m.bin"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("" if "blank" in name else name)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     write_jsonl(tmp_path / "d.jsonl", ["one", "two"])
+    (tmp_path / "d.json").write_text('{"text": "a"}')
     pyarrow.parquet.write_table(pyarrow.table({"text": ["pq"]}), tmp_path / "e.parquet")
     found = list(read_documents(str(tmp_path)))
     assert found == ["a/b/c.PY", "a/z.md", "b.txt", "one", "two", "pq"]
-
-
-def test_jsonl_takes_text_or_content_and_skips_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text(
-        '{"text": "a\\u2028b", "id": 1}\n\n{"content": "c"}\n{"text": " "}\n{"text": "d"}'
-    )
-    assert list(read_documents(str(path))) == ["a\u2028b", "c", "d"]
-
-
-def test_json_may_be_a_list_or_lines(tmp_path: Path) -> None:
-    """A folder's JSON files are rather settings than texts, and are passed over."""
-    path = tmp_path / "d.json"
-    for text in (' [{"text": "a"},\n {"text": "b"}]', '{"text": "a"}\n{"text": "b"}\n'):
-        path.write_text("\ufeff" + text, "utf-8")
-        assert list(read_documents(str(path))) == ["a", "b"]
-    (tmp_path / "c.txt").write_text("c")
-    assert list(read_documents(str(tmp_path))) == ["c"]
-
-
-def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
-    path = tmp_path / "d.parquet"
-    table = pyarrow.table({"id": [1, 2, 3], "content": ["a", None, "b"]})
-    pyarrow.parquet.write_table(table, path)
-    assert list(read_documents(str(path))) == ["a", "b"]
 
 
 def parquet(**columns: list[Any]) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents"),
+    [
+        ("corpus", b"\xef\xbb\xbfone\r\n\r\ntwo \xc3\xa9\n", ["one\n\ntwo \xe9\n"]),
+        (
+            "d.jsonl",
+            b'{"text": "a\\u2028b", "id": 1}\n\n{"content": "c"}\n{"text": " "}\n{"text": "d"}',
+            ["a\u2028b", "c", "d"],
+        ),
+        ("d.json", b'\xef\xbb\xbf [{"text": "a"},\n {"text": "b"}]', ["a", "b"]),
+        ("d.json", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n', ["a", "b"]),
+        ("d.parquet", parquet(id=[1, 2, 3], content=["a", None, "b"]), ["a", "b"]),
+    ],
+)
+def test_the_documents_of_a_file(
+    tmp_path: Path, name: str, content: bytes, documents: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert list(read_documents(str(tmp_path / name))) == documents
 
 
 @pytest.mark.parametrize(

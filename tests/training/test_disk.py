@@ -28,6 +28,7 @@ from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
 from tests.disks import Disk, small_disk
+from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_checkpoint import full_disk
 
 pytestmark = pytest.mark.slow
@@ -46,10 +47,6 @@ def job(corpus_file: Path, *, journal: bool = False) -> JobSpec:
         "opt-nano", str(corpus_file), STEPS, batch=1, seq=16, checkpoint_every=1, journal=journal,
         method="tiles",
     )  # fmt: skip
-
-
-def losses(seen: list[Record]) -> list[float]:
-    return [record.loss for record in seen if isinstance(record, StepRecord)]
 
 
 def said(seen: list[Record]) -> list[str]:
@@ -78,12 +75,7 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_bytes"),
-    [
-        pytest.param("plain", 0, marks=pytest.mark.nightly),
-        ("journal", 0),
-        pytest.param("fleet", 200_000, marks=pytest.mark.nightly),
-    ],
+    ("kind", "left_bytes"), [nightly("plain", 0), ("journal", 0), nightly("fleet", 200_000)]
 )
 def test_a_run_waits_for_space_and_goes_on(
     corpus_file: Path,
@@ -103,10 +95,10 @@ def test_a_run_waits_for_space_and_goes_on(
     train(job(corpus_file, journal=kind == "journal"), folder, context)
     if fleet is not None:
         fleet.close()
-    assert losses(run.seen) == pytest.approx(plain_losses(job(corpus_file)), rel=1e-4)
+    assert losses_of(run.seen) == pytest.approx(plain_losses(job(corpus_file)), rel=1e-4)
     assert said(run.seen) in (["full", "free"], ["full", "free"] * 2)
     written = [r["loss"] for r in folder.records() if r["event"] == "step"]
-    assert written == losses(run.seen)
+    assert written == losses_of(run.seen)
     found = load_latest(folder.path / CHECKPOINTS)
     assert found is not None
     assert found.step == STEPS
@@ -120,7 +112,7 @@ def test_a_run_begins_when_there_is_space(corpus_file: Path, disk: Disk) -> None
     disk.fill(0)
     train(job(corpus_file), folder, TrainContext(None, run.report, sleep=run.sleep))
     assert said(run.seen) == ["full", "free"]
-    assert len(losses(run.seen)) == STEPS
+    assert len(losses_of(run.seen)) == STEPS
 
 
 def test_a_run_that_is_to_stop_does_not_wait_for_ever(corpus_file: Path, tmp_path: Path) -> None:
@@ -148,9 +140,8 @@ def test_a_run_that_is_to_stop_does_not_wait_for_ever(corpus_file: Path, tmp_pat
     found = load_latest(tmp_path / CHECKPOINTS)
     assert found is not None
     assert found.step == 2
-    again: list[Record] = []
-    train(job(corpus_file), folder, TrainContext(None, again.append), resume=True)
-    assert losses(again)[0] == losses(seen)[2]
+    again = trained(job(corpus_file), folder, resume=True)
+    assert losses_of(again)[0] == losses_of(seen)[2]
 
 
 def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,12 @@ import torch
 
 import cleave
 from cleave.errors import UsageError
-from cleave.training.data.batches import BatchLoader
-from cleave.training.loop.context import TrainContext
-from cleave.training.loop.inputs import prepare
+from cleave.training.data.batches import Batch
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from cleave.workload.models.build import load_folder
-from tests.training.test_lora import save_tokenizer
+from tests.training.runs import losses_by_pytorch, losses_of, nightly, save_tokenizer, trained
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -58,44 +55,29 @@ def job_of(folder: Path, corpus: Path, **more: Any) -> JobSpec:
     return JobSpec(str(folder), str(corpus), 2, **settings)
 
 
-def trained(job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
-    """Train on an emulated device; return the losses of steps and the held-out ones."""
-    seen: list[Record] = []
-    run = RunFolder.create(folder, "mine")
-    with cleave.emulated(1) as fleet:  # a plan for several devices takes much longer
-        train(job, run, TrainContext(None if job.method == "local" else fleet, seen.append))
-    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
-    return losses, [record.eval_loss for record in seen if isinstance(record, EvalRecord)]
+def run(job: JobSpec, folder: Path) -> list[Record]:
+    """Train on an emulated device, because a plan for several takes much longer."""
+    with cleave.emulated(1) as fleet:
+        return trained(job, RunFolder.create(folder), None if job.method == "local" else fleet)
 
 
-def plain_losses(job: JobSpec) -> list[float]:
-    """Train with PyTorch alone, by the loss that transformers returns for labels."""
-    data = prepare(job, TrainContext(None, lambda record: None))
-    loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
-    model: Any = load_folder(job.model)[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=job.learning_rate)
-    found = []
-    for _ in range(job.steps):
-        optimizer.zero_grad()
-        total = 0.0
-        for _ in range(job.accumulate):
-            batch = loader.next_batch()
-            out = model(input_ids=batch.ids, labels=batch.ids, shift_labels=batch.labels)
-            torch.autograd.backward(out.loss / job.accumulate)
-            total += float(out.loss.detach()) / job.accumulate
-        optimizer.step()
-        found.append(total)
-    return found
+def labelled(model: Any, batches: Sequence[Batch]) -> torch.Tensor:
+    """Return the mean of the losses that transformers returns for labels."""
+    losses = [
+        model(input_ids=batch.ids, labels=batch.ids, shift_labels=batch.labels).loss
+        for batch in batches
+    ]
+    return torch.stack(losses).mean()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        pytest.param("mixtral", {"method": "tiles"}, marks=pytest.mark.nightly),
-        pytest.param("mixtral", {"method": "auto", "accumulate": 2}, marks=pytest.mark.nightly),
-        pytest.param("mixtral", {"memory": "lean"}, marks=pytest.mark.nightly),
-        pytest.param("qwen2_moe", {"method": "tiles", "accumulate": 2}, marks=pytest.mark.nightly),
+        nightly("mixtral", {"method": "tiles"}),
+        nightly("mixtral", {"method": "auto", "accumulate": 2}),
+        nightly("mixtral", {"memory": "lean"}),
+        nightly("qwen2_moe", {"method": "tiles", "accumulate": 2}),
         ("olmoe", {"accumulate": 2}),
     ],
 )
@@ -103,11 +85,11 @@ def test_the_loss_that_spreads_tokens_is_that_of_transformers(
     tmp_path: Path, corpus_file: Path, family: str, more: dict[str, Any]
 ) -> None:
     job = job_of(folder_of(tmp_path / "model", family), corpus_file, **more)
-    losses, _ = trained(job, tmp_path / "runs")
-    assert losses == pytest.approx(plain_losses(job), rel=1e-5)
+    losses = losses_of(run(job, tmp_path / "runs"))
+    assert losses == pytest.approx(losses_by_pytorch(job, labelled), rel=1e-5)
     folder = folder_of(tmp_path / "without", family, asked=False)
     without = replace(job_of(folder, corpus_file, **more), steps=1)
-    assert losses[0] > plain_losses(without)[0] + 0.2
+    assert losses[0] > losses_by_pytorch(without, labelled)[0] + 0.2
 
 
 @pytest.mark.slow
@@ -117,14 +99,15 @@ def test_held_out_losses_are_of_text_alone(tmp_path: Path, corpus_file: Path) ->
     for asked in (True, False):
         folder = folder_of(tmp_path / f"model-{asked}", "mixtral", asked=asked)
         job = job_of(folder, corpus_file, eval_every=1, learning_rate=1e-9)
-        found.append(trained(job, tmp_path / f"run-{asked}")[1])
+        seen = run(job, tmp_path / f"run-{asked}")
+        found.append([record.eval_loss for record in seen if isinstance(record, EvalRecord)])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_stages_without_that_loss_are_refused(tmp_path: Path, corpus_file: Path) -> None:
     folder = folder_of(tmp_path / "model", "mixtral")
     with pytest.raises(UsageError, match=r"output_router_logits.*give --method tiles or local"):
-        trained(job_of(folder, corpus_file, method="stages"), tmp_path / "runs")
+        run(job_of(folder, corpus_file, method="stages"), tmp_path / "runs")
 
 
 def test_a_weight_that_is_not_known_is_one_sentence() -> None:

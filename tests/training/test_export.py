@@ -23,7 +23,7 @@ from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
-from tests.training.test_lora import save_tokenizer
+from tests.training.runs import nightly, save_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -139,11 +139,7 @@ def all_agree(run: RunFolder, source: Path, into: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        {"tie_word_embeddings": True},
-        pytest.param({"tie_encoder_decoder": True}, marks=pytest.mark.nightly),
-    ],
+    "said", [{"tie_word_embeddings": True}, nightly({"tie_encoder_decoder": True})]
 )
 def test_a_head_that_the_files_have_is_not_tied_whatever_the_config_says(
     tmp_path: Path, corpus_file: Path, said: dict[str, Any]

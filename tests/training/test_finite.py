@@ -30,6 +30,7 @@ from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import Trainer, train
 from cleave_cli.main import app
 from emulator.virtual import emulated
+from tests.training.runs import nightly
 from tests.training.test_optimizer import Small, backward
 
 HUGE = 1e18  # a learning rate whose first update leaves weights of that size
@@ -71,12 +72,12 @@ def diverging(job: JobSpec, run: RunFolder, *, resume: bool = False) -> str:
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({"clip": 1.0}, marks=pytest.mark.nightly),
-        pytest.param({"memory": "lean"}, marks=pytest.mark.nightly),
-        pytest.param({"accumulate": 2, "optimizer": "sgd"}, marks=pytest.mark.nightly),
-        pytest.param({"method": "stages", "dtype": "bf16"}, marks=pytest.mark.nightly),
+        nightly({"clip": 1.0}),
+        nightly({"memory": "lean"}),
+        nightly({"accumulate": 2, "optimizer": "sgd"}),
+        nightly({"method": "stages", "dtype": "bf16"}),
         {"method": "tiles", "clip": 1.0},
-        pytest.param({"lora": "r=2"}, marks=pytest.mark.nightly),
+        nightly({"lora": "r=2"}),
     ],
     ids=str,
 )
@@ -173,17 +174,6 @@ def test_a_checkpoint_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
     assert found is not None
     assert found.step == 1
     assert [fault.path for fault in passed] == [path]
-
-
-def test_the_checkpoint_before_a_doubtful_step_stays(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        saved(tmp_path, step, 1.0, keep=1)
-    for step in (4, 5):
-        saved(tmp_path, step, 1.0, keep=1, sound_before=4)
-        found = sorted(path.name for path in tmp_path.iterdir())
-        assert found == ["step-000003", f"step-00000{step}"]
-    saved(tmp_path, 6, 1.0, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -131,16 +131,6 @@ def test_a_common_factor_is_seen_below_random_errors() -> None:
     assert honest.excess < 1
 
 
-@given(NUMBERS)
-def test_measures_are_as_large_as_the_errors(wanted: Array) -> None:
-    error = np.full_like(wanted, 2.0)
-    found = Magnitudes(wanted).measures(error)
-    groups = (found.size - 1) // 2
-    assert found[-1] == 2
-    assert set(np.round(found[:groups], 6)) <= {0.0, 2.0}  # 0 in groups without elements
-    assert (found[groups:-1] <= found[:groups] * (1 + 1e-9)).all()
-
-
 def test_large_arrays_are_measured_a_part_at_a_time() -> None:
     wanted = np.random.default_rng(1).standard_normal(600_000, np.float32)
     error = 0.5 * wanted
@@ -157,15 +147,13 @@ def test_evidence_adds_up_over_audits() -> None:
 
 
 @given(NUMBERS, st.integers(0, 2**32))
-def test_moved_numbers_differ_by_rounding(values: Array, seed: int) -> None:
-    assert moved(values, None) is values
+def test_moved_numbers_differ_by_rounding_either_way(values: Array, seed: int) -> None:
     found = moved(values, np.random.default_rng(seed))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, values, rtol=1.01 * ROUNDING, atol=1e-44)
-
-
-def test_numbers_are_moved_either_way() -> None:
-    values = np.ones((100, 100), np.float32)
-    found = moved(values, np.random.default_rng(1))
-    assert 0.4 < float(np.mean(found > values)) < 0.6
-    assert float(np.mean(found < values)) == pytest.approx(1 - float(np.mean(found > values)))
+    ones = np.ones((100, 100), np.float32)
+    up, down = (
+        np.mean(sign * (moved(ones, np.random.default_rng(seed)) - ones) > 0) for sign in (1, -1)
+    )
+    assert 0.4 < up < 0.6
+    assert up + down == pytest.approx(1)

@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 
 import cleave
-from cleave.fleet.fleet import Fleet
 from cleave.planner.stages.model import PsCompute, StagePlan
 from cleave.planner.stages.search import plan_stages
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS
-from tests.training.test_lora import save_model
+from tests.training.runs import losses, losses_of, nightly, notes_of, save_model, trained
 
 FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
 SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
@@ -37,22 +33,14 @@ def server_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def trained(job: JobSpec, folder: Path, fleet: Fleet | None) -> tuple[list[float], str]:
-    """The losses of a job, and what was said meanwhile."""
-    seen: list[Record] = []
-    train(job, RunFolder(folder), TrainContext(fleet, seen.append))
-    said = "\n".join(record.text for record in seen if isinstance(record, NoteRecord))
-    return [record.loss for record in seen if isinstance(record, StepRecord)], said
-
-
 def on(
     devices: Sequence[FleetDevice], job: JobSpec, folder: Path
 ) -> tuple[list[float], str, tuple[int, int]]:
-    """The same on emulated devices, with the bytes that they were sent and the tiles they did."""
+    """Return the losses on emulated devices, the notes, and the bytes sent and tiles done."""
     with cleave.emulated(devices) as fleet:
-        losses, said = trained(job, folder, fleet)
+        seen = trained(job, RunFolder(folder), fleet)
         counters = fleet.counters()
-        return losses, said, (counters.downlink_bytes, counters.tiles)
+    return losses_of(seen), notes_of(seen), (counters.downlink_bytes, counters.tiles)
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -67,20 +55,20 @@ def job(corpus_file: Path) -> JobSpec:
 
 @pytest.fixture(scope="module")
 def plain(job: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return trained(job, tmp_path_factory.mktemp("plain"), None)[0]
+    return losses(job, RunFolder(tmp_path_factory.mktemp("plain")))
 
 
-MEMORY = ["plain", pytest.param("lean", marks=pytest.mark.nightly)]
+MEMORY = ["plain", nightly("lean")]
 
 
 @pytest.mark.parametrize("memory", MEMORY)
 def test_fast_devices_train_whole_layers(
     job: JobSpec, plain: list[float], tmp_path: Path, memory: str
 ) -> None:
-    losses, said, (sent_bytes, tiles) = on(
+    found, said, (sent_bytes, tiles) = on(
         [FAST] * 2, replace(job, memory=memory), tmp_path / "fleet"
     )
-    assert losses == pytest.approx(plain, rel=1e-4)
+    assert found == pytest.approx(plain, rel=1e-4)
     assert "stages: layers 1 to" in said
     assert sent_bytes > 0
     assert tiles == 0
@@ -103,8 +91,8 @@ def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
         return replace(plan, stages=stages)
 
     monkeypatch.setattr("cleave.training.stages.stage_setup.plan_stages", without_loss)
-    losses, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
-    assert losses == pytest.approx(plain, rel=1e-4)
+    found, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
+    assert found == pytest.approx(plain, rel=1e-4)
     assert "the loss on the parameter server" in said
     assert sent_bytes > 0
     assert tiles == 0
@@ -135,9 +123,9 @@ def test_layers_without_graphs_stay_on_the_server_between_stages(
 ) -> None:
     """They go by tiles to devices that train no layers."""
     job = JobSpec(str(experts), str(corpus_file), STEPS, batch=2, seq=TOKENS, method=method)
-    plain, _ = trained(replace(job, method="local"), tmp_path / "plain", None)
-    losses, said, (sent_bytes, tiles) = on(devices, job, tmp_path / "fleet")
-    assert losses == pytest.approx(plain, rel=1e-4)
+    plain = losses(replace(job, method="local"), RunFolder(tmp_path / "plain"))
+    found, said, (sent_bytes, tiles) = on(devices, job, tmp_path / "fleet")
+    assert found == pytest.approx(plain, rel=1e-4)
     assert "layer 2 of 3: it has experts" in said
     assert sent_bytes > 0
     assert bool(tiles) is (SMALL in devices)
@@ -147,8 +135,8 @@ def test_layers_without_graphs_stay_on_the_server_between_stages(
 def test_slow_devices_leave_all_to_the_server(
     job: JobSpec, plain: list[float], tmp_path: Path, memory: str
 ) -> None:
-    losses, said, (_, tiles) = on([SLOW] * 2, replace(job, memory=memory), tmp_path / "fleet")
-    assert losses == pytest.approx(plain, rel=1e-4)
+    found, said, (_, tiles) = on([SLOW] * 2, replace(job, memory=memory), tmp_path / "fleet")
+    assert found == pytest.approx(plain, rel=1e-4)
     assert "no stages. Using the server alone: a step takes" in said
     assert tiles == 0
     for step in recorded(tmp_path / "fleet"):
@@ -159,14 +147,14 @@ def test_without_devices_for_stages_the_reason_is_said_once(
     job: JobSpec, plain: list[float], tmp_path: Path
 ) -> None:
     with cleave.serve(stages_on="own") as server:  # no device is connected
-        losses, said = trained(job, tmp_path / "fleet", server.fleet)
-    assert losses == pytest.approx(plain, rel=1e-4)
-    assert said.count("no stages: no device is connected") == 1
+        seen = trained(job, RunFolder(tmp_path / "fleet"), server.fleet)
+    assert losses_of(seen) == pytest.approx(plain, rel=1e-4)
+    assert notes_of(seen).count("no stages: no device is connected") == 1
 
 
 def test_a_journal_leaves_stages_out(job: JobSpec, plain: list[float], tmp_path: Path) -> None:
     kept = replace(job, journal=True, checkpoint_every=2)
-    losses, said, _ = on([FAST], kept, tmp_path / "fleet")
-    assert losses == pytest.approx(plain, rel=1e-4)
+    found, said, _ = on([FAST], kept, tmp_path / "fleet")
+    assert found == pytest.approx(plain, rel=1e-4)
     assert "stages: " not in said
     assert {step["method"] for step in recorded(tmp_path / "fleet")} == {"tiles"}

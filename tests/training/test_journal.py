@@ -21,10 +21,11 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.journal import Journal
-from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
+from cleave.training.loop.records import DoneRecord, Record, StepRecord
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
 from cleave.training.loop.trainer import train
 from emulator.virtual import emulated
+from tests.training.runs import losses_of, notes_of, trained
 
 SIDES = ((7, 5, 3), (4, 6, 2), (1, 9, 8))  # m, k, n
 
@@ -271,7 +272,7 @@ def run(
     with emulated(2, backend=backend) as fleet:
         context = TrainContext(fleet, seen.append, clock=lambda: 0.0)
         train(job, RunFolder(folder), context, resume=resume)
-    return [record.loss for record in seen if isinstance(record, StepRecord)], seen
+    return losses_of(seen), seen
 
 
 class Snapshots(OrderedBackend, NumpyBackend):
@@ -326,10 +327,8 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
 
 
 def test_without_a_fleet_there_is_nothing_to_keep(corpus_file: Path, tmp_path: Path) -> None:
-    seen: list[Record] = []
     job = JobSpec(
         model="opt-nano", data=str(corpus_file), steps=1, batch=1, seq=8, journal=True,
         method="tiles",
     )  # fmt: skip
-    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
-    assert any(isinstance(r, NoteRecord) and "journal is off" in r.text for r in seen)
+    assert "journal is off" in notes_of(trained(job, RunFolder(tmp_path / "run")))

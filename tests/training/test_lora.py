@@ -17,17 +17,9 @@ from typer.testing import CliRunner
 
 import cleave
 from cleave.errors import CleaveError, UsageError
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
-from cleave.training.data.batches import BatchLoader
-from cleave.training.data.tokenizer import default_tokenizer
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.dropout import Chance
-from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
 from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.export import export_run, find_checkpoint
@@ -35,6 +27,7 @@ from cleave.training.results.trained import open_trained
 from cleave.workload.models.build import load_folder
 from cleave_cli.main import app
 from tests.graphs.models import ADAPTED, TOKENS, small_model
+from tests.training.runs import losses, losses_by_pytorch, nightly, save_model
 
 TEXT = "def step(a, b):\n    return a\n"
 
@@ -62,24 +55,20 @@ def test_what_it_reads(rank: int, alpha: float, targets: list[str], dora: bool) 
         ("targets=q_proj++v_proj", "give names of linear layers with +"),
         ("dropout=1", "dropout=1; give a chance"),
         ("dora=maybe", "dora=maybe; give true or false"),
+        ("r=4,dropout=0.1", "--lora has dropout"),
     ],
 )
 def test_what_it_refuses(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says.replace("+", r"\+")):
-        JobSpec("opt-nano", lora=text)
-
-
-def test_dropout_and_stages_do_not_go_together() -> None:
-    with pytest.raises(UsageError, match="--lora has dropout"):
-        JobSpec("opt-nano", lora="r=4,dropout=0.1", method="stages")
+        JobSpec("opt-nano", lora=text, method="stages")
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param({"accumulate": 3, "memory": "recompute"}, marks=pytest.mark.nightly),
+        nightly({"accumulate": 3, "memory": "recompute"}),
         {"memory": "lean"},
-        pytest.param({"method": "tiles"}, marks=pytest.mark.nightly),
+        nightly({"method": "tiles"}),
     ],
     ids=str,
 )
@@ -121,23 +110,6 @@ def test_no_two_modules_steps_or_sequences_drop_alike() -> None:
     assert torch.equal(model.eval()(ones), ones)
 
 
-def save_model(folder: Path, family: str = "llama", **sizes: int) -> Path:
-    """Save a small model and its tokenizer; return their folder."""
-    model: Any = small_model(family, vocab_size=300, **sizes)
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-def save_tokenizer(folder: Path) -> None:
-    """Save the built-in tokenizer with a vocabulary of 300 tokens."""
-    from transformers import PreTrainedTokenizerFast
-
-    held = default_tokenizer(vocab_size=300, progress=lambda text: None).library_tokenizer
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=held, eos_token="<|endoftext|>")
-    wrapped.save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small Llama and its tokenizer."""
@@ -153,12 +125,6 @@ def job_of(base: Path, corpus: Path, lora: str = SMALL, **more: Any) -> JobSpec:
     return JobSpec(str(base), str(corpus), batch=2, seq=TOKENS, lora=lora, **settings)
 
 
-def losses(job: JobSpec, run: RunFolder, fleet: Any = None, **more: Any) -> list[float]:
-    seen: list[Record] = []
-    train(job, run, TrainContext(fleet, seen.append), **more)
-    return [record.loss for record in seen if isinstance(record, StepRecord)]
-
-
 def run_in(tmp_path: Path, name: str = "mine") -> RunFolder:
     return RunFolder.create(tmp_path / "runs", name)
 
@@ -167,36 +133,30 @@ def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None
     """Train adapters as `SMALL` with `peft` and PyTorch alone; `change` the model before."""
     from peft import LoraConfig, get_peft_model
 
-    data = prepare(job, TrainContext(None, lambda record: None))
     model, _ = load_folder(job.model)
     if change is not None:
         change(model)
     torch.manual_seed(job.seed)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=list(ADAPTED))
-    adapted = get_peft_model(model, config)
-    trained = [p for p in adapted.parameters() if p.requires_grad]
-    rate = job.learning_rate or 2e-4
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
-    loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
-    found = []
-    for _ in range(job.steps):
-        ids, labels, _ = loader.next_batch()
-        logits = adapted(input_ids=ids, use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        found.append(loss.item())
-    return found
+    return losses_by_pytorch(
+        job,
+        lambda model, batches: nn.functional.cross_entropy(
+            model(input_ids=batches[0].ids, use_cache=False).logits.flatten(0, 1),
+            batches[0].labels.flatten(),
+        ),
+        get_peft_model(model, config),
+        lambda parameters: torch.optim.AdamW(
+            parameters, lr=job.learning_rate or 2e-4, betas=(0.9, 0.95), weight_decay=0.1
+        ),
+    )
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("local", marks=pytest.mark.nightly),
+        nightly("local"),
         "tiles",
-        pytest.param("stages", marks=pytest.mark.nightly),  # test_staged.py has adapters by stages
+        nightly("stages"),  # test_staged.py has adapters by stages
     ],
 )
 def test_the_losses_are_those_of_peft(
@@ -206,14 +166,6 @@ def test_the_losses_are_those_of_peft(
     with cleave.emulated(2) as fleet:
         found = losses(job, run_in(tmp_path), None if method == "local" else fleet)
     assert found == pytest.approx(plain_losses(job), rel=1e-5)
-
-
-@pytest.mark.nightly
-def test_layers_with_equal_adapters_share_a_graph(base: Path) -> None:
-    model, _ = load_folder(base)
-    add_adapters(model, LoraSpec.of(SMALL))
-    found = model_graphs(model, TOKENS, GraphCache.of_user())
-    assert len({id(graphs) for graphs in found.layers}) == 1 < len(found.layers)
 
 
 @pytest.mark.nightly
@@ -264,10 +216,7 @@ def merged(run: RunFolder, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [pytest.param("r=4", marks=pytest.mark.nightly), f"{DORA},save=lm_head"],
-)
+@pytest.mark.parametrize("lora", [nightly("r=4"), f"{DORA},save=lm_head"])
 def test_others_load_what_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:
@@ -302,10 +251,10 @@ def test_others_load_what_is_exported(
 @pytest.mark.parametrize(
     ("family", "chosen"),
     [
-        pytest.param("llama", "save=head", marks=pytest.mark.nightly),
-        pytest.param("gpt2", "save=tokens", marks=pytest.mark.nightly),
+        nightly("llama", "save=head"),
+        nightly("gpt2", "save=tokens"),
         ("llama", "save=tokens+head"),
-        pytest.param("gpt2", "targets=head", marks=pytest.mark.nightly),
+        nightly("gpt2", "targets=head"),
     ],
 )
 def test_a_tied_head_that_is_trained_is_written_apart(

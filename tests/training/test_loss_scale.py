@@ -14,13 +14,10 @@ from torch import nn
 import cleave
 from cleave.errors import UsageError
 from cleave.training.loop import trainer
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
-from cleave.training.loop.records import NoteRecord, Record
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
-from tests.training.test_lora import losses
+from tests.training.runs import losses, nightly, notes_of, trained
 
 FACTOR = 2.0**18  # with which some of the first steps overflow
 STEPS = 12
@@ -107,7 +104,7 @@ JOB = JobSpec(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["tiles", pytest.param("auto", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["tiles", nightly("auto")])
 def test_by_tiles_and_alone_it_is_plain_training(
     tmp_path: Path, corpus_file: Path, method: str
 ) -> None:
@@ -121,7 +118,7 @@ def test_by_tiles_and_alone_it_is_plain_training(
     assert found == pytest.approx(alone, rel=1e-3)
 
 
-@pytest.mark.parametrize("factor", [FACTOR, pytest.param(2.0**60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("factor", [FACTOR, nightly(2.0**60)])
 def test_a_run_goes_on_with_its_scale(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
@@ -143,10 +140,9 @@ def test_a_step_that_is_left_out_is_told(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "LossScale", lambda: LossScale(2.0**60))
-    records: list[Record] = []
     job = replace(JOB, data=str(corpus_file), steps=2)
-    train(job, RunFolder.create(tmp_path, "run"), TrainContext(None, records.append))
-    said = [r.text for r in records if isinstance(r, NoteRecord) and "overflow" in r.text]
+    notes = notes_of(trained(job, RunFolder.create(tmp_path, "run"))).splitlines()
+    said = [note for note in notes if "overflow" in note]
     assert said == [
         f"step {step} updated nothing, as its gradients overflow in fp16; the loss is scaled by "
         f"{2.0 ** (60 - step):g} from now on"

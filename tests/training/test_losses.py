@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,15 @@ from cleave.errors import UsageError
 from cleave.training.loop import inputs
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.losses import ComparedRun, HeldOut
-from cleave.training.loop.records import NoteRecord, Record, StepRecord, to_dict
+from cleave.training.loop.losses import ComparedRun
+from cleave.training.loop.records import Record, to_dict
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.trainer import train
 from cleave.training.results.export import find_checkpoint
 from cleave_cli.main import app
 from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
-
-
-def test_the_lowest_and_how_many_came_after_it() -> None:
-    found = HeldOut()
-    assert [found.lowest(loss, 1) for loss in (3.0, 2.0, 2.0, nan, 1.0, 1.5)] == [
-        True, True, False, False, True, False,
-    ]  # fmt: skip
-    assert (found.best, found.since) == (1.0, 1)
-
-
-def test_a_resumed_run_stands_where_it_stood() -> None:
-    records: list[dict[str, Any]] = [{"event": "step", "step": 1}]
-    records += [{"event": "eval", "step": n, "eval_loss": loss} for n, loss in enumerate((5, 4, 6))]
-    assert HeldOut.of(records, 1) == HeldOut(4.0, 0)
-    assert HeldOut.of(records, 2) == HeldOut(4.0, 1)
-    assert HeldOut.of([], 9) == HeldOut(inf, 0)
+from tests.training.runs import notes_of, steps_of, trained
 
 
 @pytest.mark.parametrize("name", ["eval_data", "keep_best", "early_stop"])
@@ -62,13 +45,12 @@ def test_a_resumed_run_may_have_held_out_losses_already(
 
 
 def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
-    run, seen = RunFolder.create(tmp_path, "mine"), list[Any]()
+    run = RunFolder.create(tmp_path, "mine")
     changed: dict[str, Any] = {
         "steps": 9, "batch": 2, "seq": 16, "method": "local", "eval_every": 1, "eval_batches": 1,
         "checkpoint_every": 1, **job,
     }  # fmt: skip
-    train(JobSpec("opt-nano", **changed), run, TrainContext(None, seen.append))
-    return run, seen
+    return run, trained(JobSpec("opt-nano", **changed), run)
 
 
 @pytest.mark.parametrize("given", ["data", "eval_data"])
@@ -121,36 +103,17 @@ def test_a_run_has_the_settings_of_a_file(tmp_path: Path, corpus_file: Path) -> 
 JOB = JobSpec("opt-nano", steps=3, batch=2, seq=32, checkpoint_every=0, method="local")
 
 
-def trained(job: JobSpec, folder: Path, devices: int = 0) -> list[Record]:
-    said: list[Record] = []
-    folder.mkdir()
-    fleet = emulated(paper_fleet(devices)) if devices else None
-    try:
-        train(job, RunFolder(folder), TrainContext(fleet, said.append))
-    finally:
-        if fleet is not None:
-            fleet.close()
-    return said
-
-
-def steps(said: list[Record]) -> list[StepRecord]:
-    return [record for record in said if isinstance(record, StepRecord)]
-
-
-def notes(said: list[Record]) -> str:
-    return "\n".join(record.text for record in said if isinstance(record, NoteRecord))
-
-
 def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None:
-    plain = steps(trained(replace(JOB, steps=2), tmp_path / "plain"))
+    plain = steps_of(trained(replace(JOB, steps=2), RunFolder(tmp_path / "plain")))
     job = replace(JOB, method="tiles", steps=3, against=str(tmp_path / "plain"), warmup_steps=1)
-    said = trained(job, tmp_path / "fleet", devices=1)
-    found = steps(said)
+    with emulated(paper_fleet(1)) as fleet:
+        said = trained(job, RunFolder(tmp_path / "fleet"), fleet)
+    found = steps_of(said)
     assert [record.against_loss for record in found] == [*(r.loss for r in plain), None]
     assert "against_loss" not in to_dict(found[-1])
-    assert "steps 2, here 3" in notes(said)
-    assert "warmup_steps -1, here 1" in notes(said)
-    assert "losses of 2 steps are at most" in notes(said)
+    assert "steps 2, here 3" in notes_of(said)
+    assert "warmup_steps -1, here 1" in notes_of(said)
+    assert "losses of 2 steps are at most" in notes_of(said)
     records = list(RunFolder(tmp_path / "fleet").records())
     assert [r["against_loss"] for r in records if "against_loss" in r] == [r.loss for r in plain]
     assert (tmp_path / "fleet" / "loss.png").is_file()
@@ -179,12 +142,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
-    trained(JOB, tmp_path / "plain")
+    trained(JOB, RunFolder(tmp_path / "plain"))
     job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)
-    assert "losses of 3 steps are at most 0.0e+00 off" in notes(trained(job, tmp_path / "again"))
+    again = RunFolder(tmp_path / "again")
+    assert "losses of 3 steps are at most 0.0e+00 off" in notes_of(trained(job, again))
     shutil.rmtree(tmp_path / "plain")
-    goes_on = JobRequest({"steps": 4}, resume=str(tmp_path / "again"))
+    goes_on = JobRequest({"steps": 4}, resume=str(again.path))
     said: list[Record] = []
     JobRunner(tmp_path).train(goes_on, TrainContext(None, said.append))
-    assert "not compared: " in notes(said)
-    assert [record.step for record in steps(said)] == [4]
+    assert "not compared: " in notes_of(said)
+    assert [record.step for record in steps_of(said)] == [4]

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cleave
+from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from tests.graphs.models import plain_gradients
 from tests.integration.processes import started
 from tests.training import model_changes as changes
 from tests.training.model_changes import CHANGES, MOST_CHANGES, Change, Subject
+from tests.training.runs import nightly
 from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -57,7 +59,7 @@ def fleet() -> Iterator[Fleet]:
         yield server.fleet
 
 
-@pytest.mark.parametrize("method", ["tiles", pytest.param("stages", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["tiles", nightly("stages")])
 @pytest.mark.parametrize("adapted", [False, True])
 def test_with_a_real_device_every_change_is_seen(
     fleet: Fleet, method: str, *, adapted: bool
@@ -92,7 +94,11 @@ def test_stages_unmerge_disabled_adapters_as_peft_does() -> None:
     ]  # fmt: skip
     plain, other = two(adapted=True)
     with cleave.emulated(2, seed=1) as fleet, changes.on_fleet(other, fleet, "stages"):
+        with pytest.raises(UsageError, match="offloaded already"):
+            cleave.offload(other.model, fleet, method="stages")
         changes.check(some, plain, other)
+        assert fleet.counters().uplink_bytes > 0
+    assert type(other.inner) is type(plain.inner)
     merged = other.model.state_dict()
     for name, weight in plain.model.state_dict().items():
         assert merged[name].equal(weight), name

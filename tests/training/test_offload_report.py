@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import cleave
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from tests.training.runs import nightly
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -63,11 +64,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=pytest.mark.nightly) if family == "qwen3_moe" else family
-        for family in FAMILIES
-    ],
+    "family", [nightly(name) if name == "qwen3_moe" else name for name in FAMILIES]
 )
 def test_of_every_family_nearly_all_that_multiplies_goes(fleet: Fleet, family: str) -> None:
     """And what goes gets the gradients of plain PyTorch."""

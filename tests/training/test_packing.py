@@ -20,8 +20,6 @@ import cleave
 from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.calls import Embedded, layer_calls
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.training.data.batches import (
@@ -33,15 +31,14 @@ from cleave.training.data.batches import (
     positions_of,
     validation_batches,
 )
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.records import EvalRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated
-from tests.graphs.models import TOKENS, small_model
+from tests.graphs.models import TOKENS, graphs_of, small_model
+from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_offload_report import FAMILIES, model_of
 from tests.training.test_staged import assert_close, staged
 
@@ -121,16 +118,16 @@ def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> N
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("opt", marks=pytest.mark.nightly),  # the test of a run has a model with masks
+        "opt",  # the test of a run has a model with masks
         "mistral",
-        pytest.param("gpt2", marks=pytest.mark.nightly),
+        "gpt2",
     ],
 )
 def test_gradients_by_stages_are_those_of_documents_alone(family: str) -> None:
     """Also where a layer sees a window only, and in a step in which no sequence has two."""
     model = small_model(family)
     packed = packed_by(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed)
+    graphs = graphs_of(model, packed=packed)
     for cut in (5, 0):
         model.zero_grad()
         plain = copy.deepcopy(model)
@@ -148,7 +145,7 @@ def test_gradients_by_stages_are_those_of_documents_alone(family: str) -> None:
                 torch.autograd.backward(part / counted)
                 expected += float(part.detach()) / counted
         with emulated(4, seed=1) as fleet:
-            found = staged(model, graphs, fleet).gradients(
+            found = staged(model, fleet, graphs=graphs).gradients(
                 Rows(ids, targets, mask_for(packed, positions), positions)
             )
         assert found == pytest.approx(expected, rel=1e-5)
@@ -163,7 +160,7 @@ def short_documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pytest.param("stages", marks=pytest.mark.nightly), "tiles"])
+@pytest.mark.parametrize("method", [nightly("stages"), "tiles"])
 def test_a_run_has_the_losses_of_one_machine(
     tmp_path: Path,
     short_documents: Path,
@@ -175,11 +172,9 @@ def test_a_run_has_the_losses_of_one_machine(
         packing="separate", eval_every=3, checkpoint_every=2,
     )  # fmt: skip
     plain = plain_losses(replace(job, method="local"))
-    seen: list[Record] = []
-    run = RunFolder.create(tmp_path, "run")
     with cleave.emulated(1) as fleet:
-        train(job, run, TrainContext(fleet, seen.append))
-    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+        seen = trained(job, RunFolder.create(tmp_path, "run"), fleet)
+    losses = losses_of(seen)
     assert losses == pytest.approx(plain, rel=1e-4)
     assert losses != pytest.approx(
         plain_losses(replace(job, method="local", packing="joined")), rel=1e-3
@@ -190,9 +185,9 @@ def test_a_run_has_the_losses_of_one_machine(
 @pytest.mark.nightly
 def test_plans_count_what_tells_documents_apart() -> None:
     model = small_model("opt")
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))
+    graphs = graphs_of(model, packed=packed_by(model))
     costs = ModelWork(model, graphs, DType.FP32).costs([TOKENS] * 4, TOKENS, DType.FP32)
-    plain = model_graphs(model, TOKENS, GraphCache.of_user())
+    plain = graphs_of(model)
     assert costs.beside_bytes >= TOKENS  # a byte for each pair of tokens
     assert not ModelWork(model, plain, DType.FP32).costs([TOKENS], TOKENS, DType.FP32).beside_bytes
 
@@ -200,7 +195,7 @@ def test_plans_count_what_tells_documents_apart() -> None:
 @pytest.mark.nightly
 def test_masks_of_past_steps_are_not_kept() -> None:
     model = small_model("mistral")
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))
+    graphs = graphs_of(model, packed=packed_by(model))
     work = ModelWork(model, graphs, DType.FP32)
     found = []
     for cut in range(1, TOKENS):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
@@ -60,24 +59,13 @@ def test_several_servers_share_what_one_has_no_room_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("changed", "servers", "said"),
     [
-        ({}, 1, "--servers"),
-        ({"method": "stages"}, 2, "--method tiles"),
-        ({"method": "local", "lora": "r=4,bits=4"}, 2, "leave bits out"),
-    ],
-    ids=str,
-)
-def test_weights_that_cannot_be_shared_are_refused(
-    changed: dict[str, Any], servers: int, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        memory_mode(replace(JOB, memory="sharded", **changed), MODEL, servers)
-
-
-@pytest.mark.parametrize(
-    ("changed", "servers", "said"),
-    [
         ({"memory": "sharded", "method": "stages"}, 2, "by stages every server sends"),
         ({"memory": "sharded", "method": "tiles"}, 1, "nobody to share weights with"),
+        (
+            {"memory": "sharded", "method": "local", "lora": "r=4,bits=4"},
+            2,
+            "leave bits out",
+        ),
         ({"memory": "lean"}, 2, "use sharded"),
     ],
 )

@@ -14,16 +14,13 @@ from torch import nn
 import cleave
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, LayerGraphError
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.planner.stages.search import plan_stages
-from cleave.training.stages.ps_passes import PsPasses, described_refusals
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import StagedModel
-from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
-from tests.training.test_staged import PS, assert_close, batches, gradients_of, rows
+from tests.graphs.models import graphs_of, plain_gradients, small_model, trained, with_lora
+from tests.training.runs import nightly
+from tests.training.test_staged import assert_close, batches, gradients_of, rows, staged
 
 pytestmark = pytest.mark.slow
 
@@ -38,23 +35,14 @@ def with_hooks(model: Any, refused: set[int]) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def staged(model: nn.Module, fleet: Any, dtype: DType = DType.FP32) -> StagedModel:
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    return StagedModel(ModelWork(model, graphs, dtype), fleet.runtime, plan_stages, PS)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "refused",
-    [{0, 2}, *(pytest.param(refused, marks=pytest.mark.nightly) for refused in MORE_SETS)],
-    ids=str,
-)
+@pytest.mark.parametrize("refused", [{0, 2}, *(refused for refused in MORE_SETS)], ids=str)
 def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), refused)
     (ids,) = batches(1)
     with cleave.emulated(5, seed=1) as fleet:
-        found = staged(model, fleet)
+        found = staged(model, fleet, planner=plan_stages)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
         assert found.plan is not None
@@ -67,10 +55,9 @@ def test_layers_in_parts_are_counted_as_such() -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), {1, 3})
     (ids,) = batches(1)
-    cache = GraphCache.of_user()
 
     def in_parts() -> ModelWork:
-        return ModelWork(model, model_graphs(model, TOKENS, cache, in_parts=True), DType.FP32)
+        return ModelWork(model, graphs_of(model, in_parts=True), DType.FP32)
 
     def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
         if not model.in_parts:
@@ -78,8 +65,7 @@ def test_layers_in_parts_are_counted_as_such() -> None:
         return plan_stages(model, devices, ps)
 
     with cleave.emulated(5, seed=1) as fleet:
-        work = ModelWork(model, model_graphs(model, TOKENS, cache), DType.FP32)
-        found = StagedModel(work, fleet.runtime, planner, PS, in_parts=in_parts)
+        found = staged(model, fleet, planner=planner, in_parts=in_parts)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
         assert found.passes.runs == {2: [1], 4: [3]}
@@ -87,18 +73,15 @@ def test_layers_in_parts_are_counted_as_such() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("dtype", "lora", "most"),
-    [
-        (DType.BF16, False, 2e-2),
-        pytest.param(DType.FP32, True, 1e-5, marks=pytest.mark.nightly),
-    ],
+    ("dtype", "lora", "most"), [(DType.BF16, False, 2e-2), (DType.FP32, True, 1e-5)]
 )
 def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float) -> None:
     plain: Any = small_model("llama", num_hidden_layers=LAYERS)
     plain = with_lora(plain) if lora else plain
     model = with_hooks(copy.deepcopy(plain), {0, 2})
     with cleave.emulated(5, seed=1) as fleet:
-        mine = trained(model, gradients_of(staged(model, fleet, dtype)), batches(4), clip=1.0)
+        found = staged(model, fleet, dtype=dtype, planner=plan_stages)
+        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
     assert mine == pytest.approx(expected, rel=most)
 
@@ -117,9 +100,13 @@ def test_layers_that_stay_here_get_their_inputs_in_the_dtype_of_the_model(
     assert_close(model, plain, 0.05)
 
 
-@pytest.mark.parametrize("refused", [{1}, pytest.param({0, 3}, marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [({1}, "layer 2 of 4: "), nightly({0, 3}, "layers 1 and 4 of 4: ")],
+    ids=str,
+)
 def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(
-    refused: set[int], caplog: pytest.LogCaptureFixture
+    refused: set[int], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), refused)
@@ -131,14 +118,14 @@ def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(3), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(logits, plain(input_ids=batches(1)[0]).logits, rtol=0, atol=1e-4)
-    assert "there are hooks on its module mlp" in caplog.text
+    assert f"{said}there are hooks on its module mlp" in caplog.text
 
 
 def test_a_layer_that_is_tried_again_gives_its_gradients_once() -> None:
     model = with_hooks(small_model("llama", num_hidden_layers=LAYERS), {1})
     (ids,) = batches(1)
     with cleave.emulated(3, seed=1) as fleet:
-        found = staged(model, fleet)
+        found = staged(model, fleet, planner=plan_stages)
         found.gradients(rows(ids))
         once = [p.grad for p in model.parameters()]
         model.zero_grad()
@@ -147,16 +134,7 @@ def test_a_layer_that_is_tried_again_gives_its_gradients_once() -> None:
         assert first is None or torch.equal(first, again)  # type: ignore[arg-type]
 
 
-def test_refusals_are_told_by_their_reason() -> None:
-    model: Any = with_hooks(small_model("llama", num_hidden_layers=LAYERS), {0, 3})
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
-    assert described_refusals(graphs).endswith(
-        "layers 1 and 4 of 4: there are hooks on its module mlp"
-    )
-    assert PsPasses(graphs, torch.enable_grad).runs == {0: [0], 2: [3]}
-
-
 def test_a_model_of_which_no_layer_can_is_refused() -> None:
     model = with_hooks(small_model("llama"), {0, 1})
     with pytest.raises(LayerGraphError, match="hooks on its module mlp"):
-        model_graphs(model, TOKENS, GraphCache.of_user())
+        graphs_of(model)

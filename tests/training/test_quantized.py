@@ -15,8 +15,6 @@ from torch import Tensor, nn
 import cleave
 from cleave.arrays import DType
 from cleave.errors import UsageError
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
 from cleave.training.loop.job import JobSpec
 from cleave.training.lora.adapters import add_adapters, frozen_digest
 from cleave.training.lora.quantized import (
@@ -35,11 +33,12 @@ from cleave.training.stages.stage_work import ModelWork
 from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes
-from tests.graphs.models import TOKENS, plain_gradients, small_model
-from tests.training.test_audits import activation, audited, lying
-from tests.training.test_lora import SMALL, logits, losses, plain_losses, run_in, save_model
-from tests.training.test_staged import batches
+from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model
+from tests.training.runs import losses, nightly, save_model
+from tests.training.test_lora import SMALL, logits, plain_losses, run_in
+from tests.training.test_staged import batches, staged
 from tests.training.test_staged import rows as rows_of
+from tests.training.test_suspicion import Scaled, activation, fleet_of
 
 WIDE: dict[str, Any] = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
 BITS = pytest.mark.parametrize("bits", list(Bits))
@@ -199,8 +198,8 @@ def quantized_and_back(model: nn.Module, bits: Bits) -> None:
     [
         (Bits.FOUR, "local", "fp32", 1e-5),
         (Bits.EIGHT, "local", "bf16", 2e-3),
-        pytest.param(Bits.EIGHT, "stages", "fp32", 1e-5, marks=pytest.mark.nightly),
-        pytest.param(Bits.FOUR, "stages", "bf16", 2e-3, marks=pytest.mark.nightly),
+        nightly(Bits.EIGHT, "stages", "fp32", 1e-5),
+        nightly(Bits.FOUR, "stages", "bf16", 2e-3),
     ],
 )
 def test_losses_are_those_of_peft_beside_the_dequantized_weights(
@@ -224,13 +223,12 @@ def test_losses_are_those_of_peft_beside_the_dequantized_weights(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("bits", [Bits.FOUR, Bits.EIGHT])
 def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:
     model, spec = load_folder(base)
     add_adapters(model, LoraSpec.of(f"{SMALL},bits={int(bits)}"))
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
     sizes = [2 * TOKENS] * 2
-    theirs = ModelWork(model, graphs, DType.BF16).costs(sizes, TOKENS, DType.BF16)
+    theirs = ModelWork(model, graphs_of(model), DType.BF16).costs(sizes, TOKENS, DType.BF16)
     mine = StageSizes(spec, TOKENS, adapters=Adapters(4, down=True, bits=bits)).costs(sizes)
     for cost, expected in zip(
         [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
@@ -250,16 +248,16 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies
     model = adapted_base(base)
     cleave.quantize(model, 4)
     auditor = Auditor(100.0, random.Random(1))  # everything
-    with lying(activation if lies else lambda order: False) as fleet:
-        staged = audited(fleet, model, GraphCache.of_user(), auditor)
+    with fleet_of(*[Scaled(activation, 1.01)] * lies, devices=3) as fleet:
+        found = staged(model, fleet, loss=False, auditor=auditor)
         for ids in batches(2):
-            staged.gradients(rows_of(ids))
+            found.gradients(rows_of(ids))
     assert auditor.counters.outputs > 0
     assert (auditor.counters.faults > 0) == lies
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [Bits.FOUR, pytest.param(Bits.EIGHT, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("bits", [Bits.FOUR, nightly(Bits.EIGHT)])
 def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(base: Path, bits: Bits) -> None:
     plain = adapted_base(base)
     quantize_frozen(plain, bits)
@@ -333,13 +331,7 @@ def test_what_is_offloaded_is_not_quantized() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [
-        "r=4,bits=4",
-        pytest.param("r=4,bits=8,dora,targets=q_proj", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("lora", ["r=4,bits=4", nightly("r=4,bits=8,dora,targets=q_proj")])
 def test_a_run_goes_on_and_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:

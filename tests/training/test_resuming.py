@@ -23,6 +23,7 @@ from cleave.training.loop.run_job import JobRequest, JobRunner
 from cleave.training.loop.trainer import Trainer, train
 from cleave.training.results.export import export_run, find_checkpoint
 from tests.graphs.models import small_model
+from tests.training.runs import nightly
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 
@@ -70,9 +71,7 @@ def held_out(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return losses
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))]
-)
+@pytest.mark.parametrize("seed", [0, *(nightly(seed) for seed in (1, 2, 3))])
 def test_the_best_checkpoint_is_the_best_of_the_run_that_remains(
     tmp_path: Path, corpus_file: Path, held_out: dict[int, float], seed: int
 ) -> None:

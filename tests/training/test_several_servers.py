@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.workload.models.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
+from tests.training.runs import nightly, save_model
 from tests.training.several_servers import Servers, alone, losses_of
-from tests.training.test_lora import save_model
 
 JOB = JobSpec(
     "opt-nano", steps=2, batch=5, seq=32, eval_every=2, eval_batches=2, checkpoint_every=2
@@ -52,7 +53,7 @@ SHORT: dict[str, Any] = {"steps": 1, "batch": 2, "seq": 16, "eval_every": 1, "ev
         {"method": "stages"},
         {**SHARDED, "batch": 2, "accumulate": 3, "clip": 0.05},  # a server has nothing to do
         *(
-            pytest.param(changed, marks=pytest.mark.nightly)
+            nightly(changed)
             for changed in (
                 {"accumulate": 2},
                 {"lora": "r=4,dropout=0.3"},
@@ -89,12 +90,7 @@ def test_losses_are_those_of_one_server_however_it_trains(
 
 
 @pytest.mark.parametrize(
-    ("then", "memory"),
-    [
-        (2, "sharded"),
-        pytest.param(1, "sharded", marks=pytest.mark.nightly),
-        pytest.param(2, "plain", marks=pytest.mark.nightly),
-    ],
+    ("then", "memory"), [(2, "sharded"), nightly(1, "sharded"), nightly(2, "plain")]
 )
 def test_a_checkpoint_of_three_servers_goes_on_on_any_number(
     servers: Servers, tmp_path: Path, then: int, memory: str
@@ -128,12 +124,7 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("method", "memory"),
-    [
-        pytest.param("stages", "auto", marks=pytest.mark.nightly),
-        ("local", "auto"),
-        ("local", "sharded"),
-    ],
+    ("method", "memory"), [nightly("stages", "auto"), ("local", "auto"), ("local", "sharded")]
 )
 def test_what_fails_on_one_server_ends_all_and_says_where(
     servers: Servers, tmp_path: Path, method: str, memory: str
@@ -165,27 +156,20 @@ def test_a_run_that_diverges_ends_on_all_servers_with_its_last_good_checkpoint(
 
 def _with_broken_disk(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:
     """Train while the second server's step fails, by stages at once, else in its backward pass."""
-    import cleave.training.loop.trainer as trainer
+    kept = Trainer._loss
 
     def broken(*_: object) -> Any:
         raise CleaveError("this disk broke")
 
     def loss(self: Any, batch: Any) -> torch.Tensor:
-        found = kept_loss(self, batch)
+        found = kept(self, batch)
         middle = list(self.model.parameters())[len(list(self.model.parameters())) // 2]
         middle.register_hook(broken)
         return found
 
-    kept, kept_loss = trainer.Trainer._gradients, trainer.Trainer._loss
-    if ranks.rank == 1 and job.method == "stages":
-        trainer.Trainer._gradients = broken  # type: ignore[method-assign, assignment]
-    elif ranks.rank == 1:
-        trainer.Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    name, by = ("_gradients", broken) if job.method == "stages" else ("_loss", loss)
+    with patch.object(Trainer, name, by if ranks.rank == 1 else getattr(Trainer, name)):
         return losses_of(ranks, job, folder, devices)
-    finally:
-        trainer.Trainer._gradients = kept  # type: ignore[method-assign]
-        trainer.Trainer._loss = kept_loss  # type: ignore[method-assign]
 
 
 def test_several_servers_refuse_to_be_lean(servers: Servers, tmp_path: Path) -> None:
@@ -228,7 +212,7 @@ def test_a_checkpoint_is_written_again_after_a_full_disk(servers: Servers, tmp_p
     } == {f"of {rank}.{n}": [float(rank)] for rank in range(3) for n in range(1, 4)}
 
 
-@pytest.mark.parametrize("memory", [pytest.param("plain", marks=pytest.mark.nightly), "sharded"])
+@pytest.mark.parametrize("memory", [nightly("plain"), "sharded"])
 def test_a_server_that_is_killed_is_noticed_by_the_others(tmp_path: Path, memory: str) -> None:
     job = replace(JOB, method="local", memory=memory, steps=50, eval_every=0)
     with closing(Servers(3)) as servers:
@@ -318,10 +302,7 @@ def test_a_server_has_its_own_weights_and_while_it_computes_a_layer_those_of_tha
         assert said["sent"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["gpt2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3_moe", "gemma2"))],
-)
+@pytest.mark.parametrize("family", ["gpt2", *(nightly(name) for name in ("qwen3_moe", "gemma2"))])
 def test_losses_are_those_of_one_server_whatever_layers_consist_of(
     servers: Servers, tmp_path: Path, corpus_file: Path, family: str
 ) -> None:
@@ -358,24 +339,20 @@ def _with_fault(
             handles.pop().remove()
         return found
 
-    if ranks.rank == 1:
-        Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    with patch.object(Trainer, "_loss", loss if ranks.rank == 1 else kept):
         losses = losses_of(ranks, job, folder, devices)
-        return calls if ranks.rank else losses
-    finally:
-        Trainer._loss = kept  # type: ignore[method-assign]
+    return calls if ranks.rank else losses
 
 
 @pytest.mark.parametrize(
     ("method", "at", "deep"),
     [
-        pytest.param("local", 2, False, marks=pytest.mark.nightly),
+        nightly("local", 2, False),
         ("local", 5, False),
-        pytest.param("tiles", 2, True, marks=pytest.mark.nightly),
-        pytest.param("local", 2, True, marks=pytest.mark.nightly),
-        pytest.param("tiles", 2, False, marks=pytest.mark.nightly),
-        pytest.param("tiles", 5, False, marks=pytest.mark.nightly),
+        nightly("tiles", 2, True),
+        nightly("local", 2, True),
+        nightly("tiles", 2, False),
+        nightly("tiles", 5, False),
     ],
 )
 def test_a_pass_that_is_given_up_is_done_again_by_all(
@@ -413,8 +390,5 @@ def _called_twice(ranks: Ranks, job: JobSpec, folder: Path) -> Any:
         return kept(self, batch)
 
     handles = list[Any]()
-    Trainer._loss = loss  # type: ignore[method-assign]
-    try:
+    with patch.object(Trainer, "_loss", loss):
         return losses_of(ranks, job, folder, [0, 0, 0])
-    finally:
-        Trainer._loss = kept  # type: ignore[method-assign]

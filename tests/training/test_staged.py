@@ -17,8 +17,7 @@ from cleave.errors import FleetError, PlanError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.product import Side
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import ModelGraphs, model_graphs
+from cleave.graphs.model_graphs import ModelGraphs
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
     NOTHING_KEPT,
@@ -34,18 +33,22 @@ from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
-from tests.graphs.models import TOKENS, WIDTH, plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import (
+    TOKENS,
+    WIDTH,
+    graphs_of,
+    plain_gradients,
+    small_model,
+    trained,
+    with_lora,
+)
 from tests.invariants import check_state
+from tests.training.runs import nightly
 
 pytestmark = pytest.mark.slow
 
 ROWS = 6
 PS = PsCompute(1e11, 0.0)
-
-
-@pytest.fixture(scope="module")
-def cache() -> GraphCache:
-    return GraphCache.of_user()
 
 
 KEPT = KeptBatches(inputs=2)
@@ -128,9 +131,9 @@ def rows(ids: Tensor) -> Rows:
 
 def staged(
     model: nn.Module,
-    graphs: ModelGraphs,
     fleet: Fleet,
     *,
+    graphs: ModelGraphs | None = None,
     loss: bool = True,
     kept: KeptBatches = KEPT,
     dtype: DType = DType.FP32,
@@ -138,14 +141,14 @@ def staged(
     planner: StagePlanner | None = None,
     **settings: Any,
 ) -> StagedModel:
-    work = ModelWork(model, graphs, dtype, message_bytes)
+    work = ModelWork(model, graphs or graphs_of(model), dtype, message_bytes)
     planner = planner or EvenStages(loss=loss, kept=kept)
     return StagedModel(work, fleet.runtime, planner, PS, **settings)
 
 
-def twice(model: nn.Module, cache: GraphCache) -> tuple[nn.Module, nn.Module, ModelGraphs]:
-    """Return a model, a copy, and the graphs."""
-    return model, copy.deepcopy(model), model_graphs(model, TOKENS, cache)
+def twice(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Return a model and a copy."""
+    return model, copy.deepcopy(model)
 
 
 def gradients_of(found: StagedModel) -> Any:
@@ -165,67 +168,55 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
 @pytest.mark.parametrize(
     ("family", "loss", "kept"),
     [
-        pytest.param("opt", "here", NOTHING_KEPT, marks=pytest.mark.nightly),
+        nightly("opt", "here", NOTHING_KEPT),
         ("opt", "on a device", KEPT),
         ("opt", "in slices", KeptBatches(inputs=1, activations=2)),
-        pytest.param("llama", "here", KeptBatches(1, 2), marks=pytest.mark.nightly),
-        pytest.param("llama", "on a device", NOTHING_KEPT, marks=pytest.mark.nightly),
-        pytest.param("llama", "in slices", KEPT, marks=pytest.mark.nightly),
+        nightly("llama", "here", KeptBatches(1, 2)),
+        nightly("llama", "on a device", NOTHING_KEPT),
+        nightly("llama", "in slices", KEPT),
     ],
 )
-def test_gradients_are_those_of_plain_pytorch(
-    family: str, loss: str, kept: KeptBatches, cache: GraphCache
-) -> None:
+def test_gradients_are_those_of_plain_pytorch(family: str, loss: str, kept: KeptBatches) -> None:
     """One of the two slices is on two devices. OPT's head is its embedding, too."""
-    model, plain, graphs = twice(small_model(family), cache)
+    model, plain = twice(small_model(family))
     even = EvenStages(loss=loss == "on a device", kept=kept)
     planner = SlicedLoss(2, kept) if loss == "in slices" else even
     with emulated(5, seed=1) as fleet:
-        found = staged(model, graphs, fleet, planner=planner)
+        found = staged(model, fleet, planner=planner)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("slices", "tied"),
-    [
-        (2, False),
-        pytest.param(0, False, marks=pytest.mark.nightly),
-        pytest.param(0, True, marks=pytest.mark.nightly),
-        pytest.param(3, True, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_vocabulary_may_be_smaller_than_the_width(
-    slices: int, cache: GraphCache, *, tied: bool
-) -> None:
+@pytest.mark.parametrize(("slices", "tied"), [(2, False), (0, False), (0, True), (3, True)])
+def test_a_vocabulary_may_be_smaller_than_the_width(slices: int, *, tied: bool) -> None:
     """The norm before the head is longer then, and was taken for it."""
     small: Any = small_model(
         "llama", **({"vocab_size": 9, "tie_word_embeddings": True} if tied else {})
     )
     if not tied:  # so that layers have the graphs of all tests
         small.lm_head = nn.Linear(WIDTH, 9, bias=False)
-    model, plain, graphs = twice(small, cache)
+    model, plain = twice(small)
     ids = batches(1)[0] % 9
     with emulated(5, seed=1) as fleet:
         planner = SlicedLoss(slices, KEPT) if slices else None
-        found = staged(model, graphs, fleet, planner=planner)
+        found = staged(model, fleet, planner=planner)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
-def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_parameters_that_travel_in_parts_change_nothing(dtype: DType) -> None:
     """As those do that are larger than a message."""
-    model, _, graphs = twice(small_model("llama"), cache)
+    model = small_model("llama")
     (ids,) = batches(1)
     found = []
     for message_bytes in (2**28, 1000):
         with emulated(3, seed=1) as fleet:
             model.zero_grad()
-            mine = staged(model, graphs, fleet, dtype=dtype, message_bytes=message_bytes)
+            mine = staged(model, fleet, dtype=dtype, message_bytes=message_bytes)
             found.append((mine.gradients(rows(ids)), [p.grad for p in model.parameters()]))
     (loss, gradients), (loss_in_parts, gradients_in_parts) = found
     assert loss_in_parts == loss
@@ -236,13 +227,13 @@ def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: Gra
 @pytest.mark.parametrize(
     ("family", "dtype", "planner", "clip", "most"),
     [
-        pytest.param("gpt2", DType.FP32, None, None, 1e-4, marks=pytest.mark.nightly),
+        nightly("gpt2", DType.FP32, None, None, 1e-4),
         ("llama", DType.BF16, None, 1.0, 2e-2),
         ("opt", DType.FP32, SlicedLoss(2, KEPT), 1.0, 1e-5),
         ("opt", DType.FP32, in_turn, 1.0, 1e-5),
-        pytest.param("opt", DType.BF16, SlicedLoss(2, KEPT), 1.0, 2e-2, marks=pytest.mark.nightly),
-        pytest.param("opt", DType.BF16, in_turn, 1.0, 2e-2, marks=pytest.mark.nightly),
-        pytest.param("llama-lora", DType.FP32, in_turn, 1.0, 1e-5, marks=pytest.mark.nightly),
+        nightly("opt", DType.BF16, SlicedLoss(2, KEPT), 1.0, 2e-2),
+        nightly("opt", DType.BF16, in_turn, 1.0, 2e-2),
+        nightly("llama-lora", DType.FP32, in_turn, 1.0, 1e-5),
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(
@@ -251,21 +242,20 @@ def test_steps_lose_as_plain_pytorch_does(
     planner: StagePlanner | None,
     clip: float | None,
     most: float,
-    cache: GraphCache,
 ) -> None:
-    model, plain, graphs = twice(
-        with_lora(small_model("llama")) if family == "llama-lora" else small_model(family), cache
+    model, plain = twice(
+        with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
     )
     count = 4 if planner else 6
     with emulated(5 if planner else 3, seed=1) as fleet:
-        found = staged(model, graphs, fleet, dtype=dtype, planner=planner)
+        found = staged(model, fleet, dtype=dtype, planner=planner)
         mine = trained(model, gradients_of(found), batches(count), clip=clip)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
     assert mine == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.nightly
-def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
+def test_padding_is_masked_as_in_the_model() -> None:
     """Also for sequences of the batch that have none."""
     model = small_model("llama")
     plain = copy.deepcopy(model)
@@ -275,17 +265,17 @@ def test_padding_is_masked_as_in_the_model(cache: GraphCache) -> None:
     mask[2, 9:] = 0
     batch = rows(ids)
     batch.targets[:, :-1][mask[:, 1:] == 0] = -100
-    graphs = model_graphs(model, TOKENS, cache, padded=True)
     with emulated(3, seed=1) as fleet:
-        loss = staged(model, graphs, fleet).gradients(Rows(ids, batch.targets, mask))
+        found = staged(model, fleet, graphs=graphs_of(model, padded=True))
+        loss = found.gradients(Rows(ids, batch.targets, mask))
     assert loss == pytest.approx(plain_gradients(plain, ids, mask), rel=1e-6)
     assert_close(model, plain, 3e-6)
 
 
-def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
-    model, plain, graphs = twice(with_lora(small_model("llama")), cache)
+def test_adapters_alone_travel_after_the_first_step() -> None:
+    model, plain = twice(with_lora(small_model("llama")))
     with emulated(2, seed=1) as fleet:
-        found = staged(model, graphs, fleet)
+        found = staged(model, fleet)
         sent = []
         for ids in batches(3):
             before = fleet.counters()
@@ -304,9 +294,9 @@ def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
-    dtype: DType, cache: GraphCache
+    dtype: DType,
 ) -> None:
-    model, plain, graphs = twice(small_model("opt"), cache)
+    model, plain = twice(small_model("opt"))
     most = 2e-2 if dtype is DType.BF16 else 1e-5
     changes: Sequence[Callable[[Tensor], Any]] = (
         lambda parameter: None,
@@ -317,7 +307,7 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
     )
     resent = []
     with emulated(3, seed=1) as fleet:
-        found = staged(model, graphs, fleet, dtype=dtype, planner=SlicedLoss(1, KEPT))
+        found = staged(model, fleet, dtype=dtype, planner=SlicedLoss(1, KEPT))
 
         def sent() -> int:
             return fleet.counters().traffic.down.weights
@@ -343,14 +333,14 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
     assert resent[3:] == pytest.approx([resent[0]] * 2, rel=0.01)
 
 
-@pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, sliced: bool) -> None:
-    model, plain, graphs = twice(small_model("opt"), cache)
+@pytest.mark.parametrize("sliced", [nightly(False), True])
+def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
+    model, plain = twice(small_model("opt"))
     fleet = emulated(8, seed=1)
     runtime = fleet.runtime
     assert isinstance(runtime, VirtualRuntime)
     planner = SlicedLoss(2, KEPT) if sliced else None
-    found = staged(model, graphs, fleet, planner=planner)
+    found = staged(model, fleet, planner=planner)
 
     def disturbed(ids: Tensor) -> Any:
         there = sorted(runtime.stage_devices())
@@ -369,13 +359,13 @@ def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, slice
 
 
 def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(
-    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, _, graphs = twice(small_model("opt"), cache)
+    model = small_model("opt")
     notes: list[str] = []
     with emulated(2, seed=1) as fleet:
         monkeypatch.setattr(fleet.runtime, "clock", "wall", raising=False)
-        found = staged(model, graphs, fleet, note=notes.append)
+        found = staged(model, fleet, note=notes.append)
 
         def step(step_s: float) -> StagePlan | None:
             model.zero_grad()
@@ -413,8 +403,8 @@ def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(
         assert step(9.0) is not None
 
 
-def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -> None:
-    model, _, graphs = twice(small_model("opt"), cache)
+def test_without_devices_it_waits_until_training_is_to_stop() -> None:
+    model = small_model("opt")
     notes: list[str] = []
     fleet = emulated(1, seed=1)
     runtime = fleet.runtime
@@ -423,7 +413,7 @@ def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -
     stops = iter([False, False, True])
     told: list[FleetPresence] = []
     how: Any = {"note": notes.append, "presence": told.append}
-    found = staged(model, graphs, fleet, stop=lambda: next(stops), **how)
+    found = staged(model, fleet, stop=lambda: next(stops), **how)
     runtime.lose(1)
     runtime.lose(1, in_s=1e6)  # something that is still to happen
     runtime.next_outcome(0.0)
@@ -431,21 +421,18 @@ def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -
         found.gradients(rows(ids))
     assert notes == ["training waits: no device is connected"]
     assert told == [FleetPresence.ABSENT]
-    found = staged(model, graphs, fleet, local_after_s=2.0)
+    found = staged(model, fleet, local_after_s=2.0)
     assert isinstance(found.gradients(rows(ids)), NotByStages)
 
 
-def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> None:
+def test_a_fleet_that_no_plan_fits_is_waited_for_and_said() -> None:
     def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
         raise PlanError("every device is too small")
 
-    model, _, graphs = twice(small_model("opt"), cache)
+    model = small_model("opt")
     notes: list[str] = []
     with emulated(1, seed=1) as fleet:
-        found = StagedModel(
-            ModelWork(model, graphs, DType.FP32), fleet.runtime, planner, PS,
-            local_after_s=0.0, note=notes.append,
-        )  # fmt: skip
+        found = staged(model, fleet, planner=planner, local_after_s=0.0, note=notes.append)
         assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
     assert notes == ["there is no plan for stages: every device is too small"]
 
@@ -456,17 +443,17 @@ def broken(graphs: ModelGraphs) -> ModelGraphs:
     return ModelGraphs(graphs.calls, graphs.parts, layers, graphs.loss)
 
 
-def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: GraphCache) -> None:
+def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason() -> None:
     model = small_model("opt")
-    graphs = broken(model_graphs(model, TOKENS, cache))
+    graphs = broken(graphs_of(model))
     (ids,) = batches(1)
     with emulated(6, seed=1) as fleet:
-        found = staged(model, graphs, fleet)
+        found = staged(model, fleet, graphs=graphs)
         with pytest.raises(FleetError, match="too many devices failed"):
             found.gradients(rows(ids))
     notes: list[str] = []
     with emulated(1, seed=1) as fleet:  # where something else may do a step, stages rest
-        found = staged(model, graphs, fleet, local_after_s=0.0, note=notes.append)
+        found = staged(model, fleet, graphs=graphs, local_after_s=0.0, note=notes.append)
         for _ in range(RESTING_STEPS):
             assert isinstance(found.gradients(rows(ids)), NotByStages)
         (resting,) = [note for note in notes if "go without stages" in note]
@@ -476,15 +463,13 @@ def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: Gra
         assert "set aside" in notes[-1]  # the device, whose runs all failed
 
 
-def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_left(
-    cache: GraphCache,
-) -> None:
-    model, _, graphs = twice(small_model("opt"), cache)
+def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_left() -> None:
+    model = small_model("opt")
     notes: list[str] = []
     with emulated(2, seed=1) as fleet:
         runtime = fleet.runtime
         assert isinstance(runtime, VirtualRuntime)
-        found = staged(model, graphs, fleet, local_after_s=2.0, note=notes.append)
+        found = staged(model, fleet, local_after_s=2.0, note=notes.append)
         (ids,) = batches(1)
         found.gradients(rows(ids))
         model.zero_grad()
@@ -502,12 +487,12 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
         assert isinstance(found.gradients(rows(ids)), float)
 
 
-def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
+def test_tiles_and_stages_share_a_devices_memory() -> None:
     """What tiles keep there makes room for a step, and tiles get what the step leaves."""
-    model, _, graphs = twice(small_model("opt"), cache)
+    model = small_model("opt")
     devices = [replace(device, memory_bytes=16 * 2**20) for device in paper_fleet(2)]
     with emulated(devices, seed=1) as fleet:
-        found = staged(model, graphs, fleet)
+        found = staged(model, fleet)
         a = arrays.empty(1000, 1000, DType.FP32)
         a.array[...] = 1
         operand = fleet.operand(a)

@@ -17,8 +17,9 @@ from cleave.errors import UsageError
 from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
-from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
+from tests.training.runs import nightly
 from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -51,23 +52,6 @@ def test_what_needs_no_gradient_frees_what_was_kept() -> None:
         assert_close(model, plain, 3e-6)
         with pytest.raises(UsageError, match="followed by its backward pass"):
             torch.autograd.backward(found.sum())
-
-
-def test_a_model_in_the_wrapper_of_peft_is_trained_as_without_it() -> None:
-    import peft
-
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules=list(ADAPTED), init_lora_weights=False
-    )
-    model: Any = peft.get_peft_model(small_model("llama"), config)
-    plain: Any = copy.deepcopy(model)
-    (ids,) = batches(1)
-    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
-        with pytest.raises(UsageError, match="offloaded already"):
-            cleave.offload(model, fleet, method="stages")
-        assert_same_pass(model, plain, ids)
-        assert fleet.counters().uplink_bytes > 0
-    assert type(model.get_base_model()) is type(plain.get_base_model())
 
 
 def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
@@ -110,6 +94,17 @@ def losing(fleet: cleave.Fleet) -> VirtualRuntime:
     return runtime
 
 
+def lose_after(fleet: cleave.Fleet, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all devices away whenever a method of the runtime has been called."""
+    called = getattr(fleet.runtime, method)
+
+    def lost(*given: Any) -> None:
+        called(*given)
+        losing(fleet)
+
+    monkeypatch.setattr(fleet.runtime, method, lost)
+
+
 def gradients(model: Any, ids: Tensor) -> Tensor:
     model.zero_grad()
     loss: Tensor = model(input_ids=ids, labels=ids).loss
@@ -129,12 +124,7 @@ def assert_same_pass(model: Any, plain: Any, ids: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "when",
-    [
-        pytest.param("before", marks=pytest.mark.nightly),
-        pytest.param("in the forward pass", marks=pytest.mark.nightly),
-        "in the backward pass",
-    ],
+    "when", [nightly("before"), nightly("in the forward pass"), "in the backward pass"]
 )
 def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
     when: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
@@ -148,14 +138,9 @@ def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
         if when == "before":
             losing(fleet)
         else:
-            method = "begin_step" if when == "in the forward pass" else "give"
-            begin = getattr(fleet.runtime, method)
-
-            def lost(*given: Any) -> None:
-                begin(*given)
-                losing(fleet)
-
-            monkeypatch.setattr(fleet.runtime, method, lost)
+            lose_after(
+                fleet, "begin_step" if when == "in the forward pass" else "give", monkeypatch
+            )
         for _ in range(2):
             torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
             assert_close(model, plain, 3e-6)
@@ -179,13 +164,7 @@ def test_without_devices_a_loop_that_is_to_wait_says_so(monkeypatch: pytest.Monk
     (ids,) = batches(1)
     with cleave.emulated(1, seed=1) as fleet:
         cleave.offload(model, fleet, method="stages")
-        begin = fleet.runtime.begin_step
-
-        def lost(*given: Any) -> None:
-            begin(*given)
-            losing(fleet)
-
-        monkeypatch.setattr(fleet.runtime, "begin_step", lost)
+        lose_after(fleet, "begin_step", monkeypatch)
         with pytest.raises(cleave.FleetError):
             gradients(model, ids)
 
@@ -213,7 +192,7 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
     """Also what is predicted where a token of padding stands, which sees nothing on the left."""
     model, plain, ids = twice(small_model("llama"))
@@ -446,10 +425,10 @@ def with_positions_that_depend_on_the_length() -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(with_scales, marks=pytest.mark.nightly),
+        nightly(with_scales),
         with_shared_parameters,
-        pytest.param(with_clamping, marks=pytest.mark.nightly),
-        pytest.param(with_positions_that_depend_on_the_length, marks=pytest.mark.nightly),
+        nightly(with_clamping),
+        nightly(with_positions_that_depend_on_the_length),
     ],
 )
 def test_odd_models_have_the_gradients_of_plain_pytorch(make: Callable[[], Any]) -> None:
@@ -457,12 +436,6 @@ def test_odd_models_have_the_gradients_of_plain_pytorch(make: Callable[[], Any])
     with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
         for _ in range(2):
             assert_same_pass(model, plain, ids)
-
-
-def with_merged_adapters(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            module.merge()
 
 
 def with_disabled_adapters(model: Any) -> None:
@@ -476,14 +449,7 @@ def with_an_unused_parameter(model: Any) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(with_merged_adapters, marks=pytest.mark.nightly),
-        with_disabled_adapters,
-        pytest.param(with_an_unused_parameter, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("change", [with_disabled_adapters, with_an_unused_parameter])
 @pytest.mark.parametrize("here", [False, True])
 def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
     change: Callable[[Any], None],
@@ -501,13 +467,7 @@ def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
     with cleave.emulated(2, seed=1) as fleet:
         cleave.offload(model, fleet, method="stages", fallback="local", fallback_after_s=0.0)
         if here:
-            give = fleet.runtime.give
-
-            def lost(*given: Any) -> None:
-                give(*given)
-                losing(fleet)
-
-            monkeypatch.setattr(fleet.runtime, "give", lost)
+            lose_after(fleet, "give", monkeypatch)
         gradients(model, ids)
     assert_close(model, plain, 3e-6)
 
@@ -561,10 +521,8 @@ def with_a_layer_left_out(model: Any) -> None:
     ("change", "reason"),
     [
         (with_own_attention, r"its attention \(halved\) is not supported in graphs"),
-        pytest.param(
-            with_a_trained_tensor_of_its_own,
-            "a trained tensor that is none of its parameters",
-            marks=pytest.mark.nightly,
+        nightly(
+            with_a_trained_tensor_of_its_own, "a trained tensor that is none of its parameters"
         ),
         (with_trained_positions, r"its layers get position_embeddings\.0"),
         (with_hooked_layers, "there are hooks on its layer LlamaDecoderLayer"),
@@ -600,10 +558,7 @@ SMALL = {
         ("Mixtral", {"num_local_experts": 4}, r"it has experts \(MixtralExperts\), and tokens"),
         ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
          r"its attention takes sinks \(s_aux\)"),
-        pytest.param(
-            "Mamba", {"state_size": 8}, "its computation depends on the size of the batch",
-            marks=pytest.mark.nightly,
-        ),
+        nightly("Mamba", {"state_size": 8}, "its computation depends on the size of the batch"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_become_graphs_are_refused_in_words_of_ours(

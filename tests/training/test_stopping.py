@@ -18,6 +18,7 @@ from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import train
 from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
+from tests.training.runs import nightly, trained
 
 STEPS = 3
 
@@ -73,12 +74,7 @@ def losses(seen: list[Record]) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("memory", "clip"),
-    [
-        pytest.param("plain", 1.0, marks=pytest.mark.nightly),
-        pytest.param("lean", 1.0, marks=pytest.mark.nightly),
-        ("lean", 0.0),
-    ],
+    ("memory", "clip"), [nightly("plain", 1.0), nightly("lean", 1.0), ("lean", 0.0)]
 )
 def test_a_step_is_given_up_or_finished_and_never_halved(
     corpus_file: Path, tmp_path: Path, planner: TilePlanner, memory: str, clip: float
@@ -151,8 +147,7 @@ def test_waiting_for_devices_that_never_come_ends_at_once(
         assert (done.steps, done.stopped) == (0, True)
         assert not server.fleet._under_way
     assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["step-000000"]
-    again: list[Record] = []
-    train(job, RunFolder(tmp_path), TrainContext(None, again.append), resume=True)
+    again = trained(job, RunFolder(tmp_path), resume=True)
     assert list(losses(again)) == [1, 2, 3]
 
 

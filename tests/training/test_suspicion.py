@@ -17,37 +17,31 @@ from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
-from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
+from cleave.planner.stages.model import StagePlanner
 from cleave.scheduler.stages.work import RequestKind, StageOrder
-from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import NotByStages, StagedModel
+from cleave.training.stages.staged import NotByStages
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.examples import thorough
-from tests.graphs.models import TOKENS, plain_gradients, small_model, trained
+from tests.graphs.models import plain_gradients, small_model, trained
+from tests.training.runs import nightly
 from tests.training.test_staged import (
     KEPT,
-    PS,
     EvenStages,
     SlicedLoss,
     assert_close,
     batches,
     gradients_of,
     rows,
+    staged,
 )
 
 pytestmark = pytest.mark.slow
 
 MOST = {DType.FP32: 1e-5, DType.BF16: 2e-2}
 MILLION = 1e6
-
-
-@pytest.fixture(scope="module")
-def cache() -> GraphCache:
-    return GraphCache.of_user()
 
 
 def output(order: StageOrder) -> bool:
@@ -102,6 +96,20 @@ class Lie:
         return values
 
 
+def activation(order: StageOrder) -> bool:
+    return output(order) or dx(order)
+
+
+class Scaled(Lie):
+    """Device 1 multiplies half of each array by a factor, again and again."""
+
+    def falsified(self, device: int, order: StageOrder, values: Array) -> Array:
+        if device == self.device and self.place(order):
+            values = values.copy()
+            values.reshape(-1)[: values.size // 2] *= self.value
+        return values
+
+
 class Lying(VirtualRuntime):
     """Devices lie now and then."""
 
@@ -127,15 +135,25 @@ def fleet_of(*lies: Lie, devices: int = 4) -> Fleet:
     return Fleet(runtime)
 
 
-def staged(fleet: Fleet, model: Any, cache: GraphCache, **settings: Any) -> StagedModel:
-    dtype = settings.pop("dtype", DType.FP32)
-    work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
-    planner = settings.pop("planner", EvenStages(loss=False))
-    return StagedModel(work, fleet.runtime, planner, PS, **settings)
-
-
 def there(fleet: Fleet) -> set[int]:
     return set(fleet.runtime.stage_devices())
+
+
+def assert_liars_are_set_aside(lies: Sequence[Lie], planner: StagePlanner, dtype: DType) -> None:
+    """Assert that each liar is named once and leaves, and that losses are those of PyTorch."""
+    model = small_model("llama")
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    liars = {lie.device for lie in lies}
+    with fleet_of(*lies) as fleet:
+        found = staged(model, fleet, dtype=dtype, planner=planner, note=notes.append)
+        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
+        assert all(lie.told == 1 for lie in lies)
+        assert there(fleet) == {1, 2, 3, 4} - liars
+    named = [note.split(": ")[0] for note in notes if "quarantined" in note]
+    assert sorted(named) == [f"device {liar} is quarantined" for liar in sorted(liars)]
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
+    assert mine == pytest.approx(expected, rel=MOST[dtype])
 
 
 # Each pair of a place and a value; `make test` has each value, and NaN and MILLION at each place.
@@ -144,75 +162,46 @@ def there(fleet: Fleet) -> set[int]:
     [
         (DType.FP32, output, math.nan, 0),
         (DType.BF16, output, math.inf, 7),
-        pytest.param(DType.FP32, output, -math.inf, 7, marks=pytest.mark.nightly),
-        pytest.param(DType.BF16, output, 1e30, 0, marks=pytest.mark.nightly),
+        nightly(DType.FP32, output, -math.inf, 7),
+        nightly(DType.BF16, output, 1e30, 0),
         (DType.BF16, output, MILLION, 7),
         (DType.BF16, loss, math.nan, 7),
-        pytest.param(DType.FP32, loss, math.inf, 0, marks=pytest.mark.nightly),
-        pytest.param(DType.BF16, loss, -math.inf, 0, marks=pytest.mark.nightly),
+        nightly(DType.FP32, loss, math.inf, 0),
+        nightly(DType.BF16, loss, -math.inf, 0),
         (DType.FP32, loss, 1e30, 7),
         (DType.FP32, loss, MILLION, 0),
         (DType.FP32, dx, math.nan, 7),
-        pytest.param(DType.BF16, dx, math.inf, 0, marks=pytest.mark.nightly),
+        nightly(DType.BF16, dx, math.inf, 0),
         (DType.BF16, dx, -math.inf, 7),
-        pytest.param(DType.FP32, dx, 1e30, 0, marks=pytest.mark.nightly),
+        nightly(DType.FP32, dx, 1e30, 0),
         (DType.BF16, dx, MILLION, 0),
         (DType.BF16, sums, math.nan, 0),
-        pytest.param(DType.FP32, sums, math.inf, 7, marks=pytest.mark.nightly),
-        pytest.param(DType.FP32, sums, -math.inf, 0, marks=pytest.mark.nightly),
-        pytest.param(DType.BF16, sums, 1e30, 7, marks=pytest.mark.nightly),
+        nightly(DType.FP32, sums, math.inf, 7),
+        nightly(DType.FP32, sums, -math.inf, 0),
+        nightly(DType.BF16, sums, 1e30, 7),
         (DType.FP32, sums, MILLION, 7),
     ],
 )
 def test_a_liar_is_named_and_set_aside_and_harms_nothing(
-    dtype: DType, place: Place, value: float, after: int, cache: GraphCache
+    dtype: DType, place: Place, value: float, after: int
 ) -> None:
-    model = small_model("llama")
-    plain = copy.deepcopy(model)
-    notes: list[str] = []
-    liar = 2 if place is loss else 1
-    lie = Lie(place, value, after, liar)
-    planner = EvenStages(loss=True)
-    with fleet_of(lie) as fleet:
-        found = staged(fleet, model, cache, dtype=dtype, planner=planner, note=notes.append)
-        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
-        assert lie.told == 1
-        assert there(fleet) == {1, 2, 3, 4} - {liar}
-    named = [note for note in notes if "quarantined" in note]
-    assert len(named) == 1
-    assert named[0].startswith(f"device {liar} is quarantined: ")
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
-    assert mine == pytest.approx(expected, rel=MOST[dtype])
+    lie = Lie(place, value, after, 2 if place is loss else 1)
+    assert_liars_are_set_aside([lie], EvenStages(loss=True), dtype)
 
 
 @pytest.mark.parametrize(
     "lies",
     [
         [(output, MILLION, 0, 1)],
-        pytest.param([(dx, math.nan, 0, 1)], marks=pytest.mark.nightly),
-        pytest.param([(sums, MILLION, 0, 1)], marks=pytest.mark.nightly),
+        nightly([(dx, math.nan, 0, 1)]),
+        nightly([(sums, MILLION, 0, 1)]),
         [(output, math.inf, 0, 1), (sums, math.nan, 3, 2)],
     ],
 )
-def test_liars_are_named_where_a_device_has_a_slice_of_the_loss(
-    lies: list[Any], cache: GraphCache
-) -> None:
+def test_liars_are_named_where_a_device_has_a_slice_of_the_loss(lies: list[Any]) -> None:
     """Device 1 has a slice."""
-    model = small_model("llama")
-    plain = copy.deepcopy(model)
-    told, notes = [Lie(*each) for each in lies], list[str]()
-    with fleet_of(*told) as fleet:
-        planner = SlicedLoss(2, KEPT, first=True)
-        found = staged(fleet, model, cache, planner=planner, note=notes.append)
-        mine = trained(model, gradients_of(found), batches(3), clip=1.0)
-        assert all(lie.told == 1 for lie in told)
-        liars = {lie.device for lie in told}
-        assert there(fleet) == {1, 2, 3, 4} - liars
-    assert {note.split(":")[0] for note in notes if "quarantined" in note} == {
-        f"device {liar} is quarantined" for liar in liars
-    }
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(3), clip=1.0)
-    assert mine == pytest.approx(expected, rel=1e-5)
+    told = [Lie(*each) for each in lies]
+    assert_liars_are_set_aside(told, SlicedLoss(2, KEPT, first=True), DType.FP32)
 
 
 class Doubling(Lie):
@@ -224,7 +213,7 @@ class Doubling(Lie):
         return values * np.float32(2) if self.told > before else lied
 
 
-def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) -> None:
+def test_what_a_liar_returned_before_in_a_step_is_not_used() -> None:
     """In its third step it doubles an output, and then returns NaN."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
@@ -232,7 +221,7 @@ def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) ->
     with fleet_of(devices=3) as fleet:
         runtime = fleet.runtime
         assert isinstance(runtime, Lying)
-        found = staged(fleet, model, cache, note=notes.append)
+        found = staged(model, fleet, loss=False, note=notes.append)
         first = trained(model, gradients_of(found), batches(2), clip=1.0)
         runtime.lies = Doubling(output, 1.0, 0, 1), Lie(dx, math.nan, 0, 1)
         plain_first = trained(plain, lambda ids: plain_gradients(plain, ids), batches(2), clip=1.0)
@@ -248,14 +237,12 @@ def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) ->
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(DType.FP32, 1e25), (DType.BF16, math.inf)])
-def test_where_the_model_diverges_nobody_is_blamed(
-    dtype: DType, factor: float, cache: GraphCache
-) -> None:
+def test_where_the_model_diverges_nobody_is_blamed(dtype: DType, factor: float) -> None:
     model: Any = small_model("llama")
     notes: list[str] = []
     with fleet_of() as fleet:
         planner = EvenStages(loss=True)
-        found = staged(fleet, model, cache, dtype=dtype, note=notes.append, planner=planner)
+        found = staged(model, fleet, dtype=dtype, note=notes.append, planner=planner)
         ids, then = batches(2)
         found.gradients(rows(ids))
         model.zero_grad()
@@ -271,15 +258,13 @@ def test_where_the_model_diverges_nobody_is_blamed(
 
 
 @pytest.mark.parametrize(("family", "factor"), [("llama", 1e-3), ("opt", 1e3), ("llama", 1e5)])
-def test_a_spike_costs_time_and_accuses_nobody(
-    family: str, factor: float, cache: GraphCache
-) -> None:
+def test_a_spike_costs_time_and_accuses_nobody(family: str, factor: float) -> None:
     """Weights that are suddenly so many times as large: gradients are as well."""
     model = small_model(family)
     plain = copy.deepcopy(model)
     notes: list[str] = []
     with fleet_of() as fleet:
-        found = staged(fleet, model, cache, note=notes.append)
+        found = staged(model, fleet, loss=False, note=notes.append)
         for number, ids in enumerate(batches(3)):
             for each in (model, plain):
                 each.zero_grad()
@@ -294,9 +279,9 @@ def test_a_spike_costs_time_and_accuses_nobody(
     assert not [note for note in notes if "quarantined" in note]
 
 
-def test_a_liar_that_is_alone_leaves_the_step_to_the_caller(cache: GraphCache) -> None:
+def test_a_liar_that_is_alone_leaves_the_step_to_the_caller() -> None:
     with fleet_of(Lie(sums, math.nan), devices=1) as fleet:
-        found = staged(fleet, small_model("opt"), cache, local_after_s=1.0)
+        found = staged(small_model("opt"), fleet, loss=False, local_after_s=1.0)
         assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
         assert not there(fleet)
 
@@ -316,8 +301,8 @@ def test_a_loop_of_ones_own_goes_on_without_the_liar(place: Place, value: float)
     assert mine == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("value", [pytest.param(1e30, marks=pytest.mark.nightly), MILLION])
-def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> None:
+@pytest.mark.parametrize("value", [nightly(1e30), MILLION])
+def test_every_sum_is_held_to_its_own_size(value: float) -> None:
     """Also that of a key's bias, whose gradient consists of rounding alone."""
     model = small_model("opt")
     plain = copy.deepcopy(model)
@@ -329,7 +314,7 @@ def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> N
         notes: list[str] = []
         with fleet_of(lie, devices=2) as fleet:
             model.zero_grad()
-            staged(fleet, model, cache, note=notes.append).gradients(rows(ids))
+            staged(model, fleet, loss=False, note=notes.append).gradients(rows(ids))
             assert lie.told == 1
             assert there(fleet) == {2}, number
         assert_close(model, plain, 3e-6)

@@ -14,10 +14,10 @@ from cleave.training.loop import trackers
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import EvalRecord, NoteRecord, StepRecord
+from cleave.training.loop.records import EvalRecord, NoteRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trackers import Trackers, tracker_names
-from cleave.training.loop.trainer import train
+from tests.training.runs import steps_of, trained
 
 
 def test_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +44,6 @@ def job_of(corpus: Path, **more: Any) -> JobSpec:
     return JobSpec("opt-nano", str(corpus), batch=2, seq=16, method="local", **settings)
 
 
-def trained(job: JobSpec, run: RunFolder, **more: Any) -> list[Any]:
-    seen: list[Any] = []
-    train(job, run, TrainContext(None, seen.append), **more)
-    return seen
-
-
 def curves(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Read TensorBoard's files as TensorBoard does."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -69,7 +63,7 @@ def test_tensorboard_shows_the_losses_of_a_run_and_of_its_continuation(
     run = RunFolder.create(tmp_path, "mine")
     job = job_of(corpus_file, report_to="tensorboard")
     seen = trained(job, run) + trained(replace(job, steps=4), run, resume=True)
-    steps = [record for record in seen if isinstance(record, StepRecord)]
+    steps = steps_of(seen)
     evals = [record for record in seen if isinstance(record, EvalRecord)]
     found = curves(run)
     assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4]

@@ -41,27 +41,34 @@ def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Arra
     return values.astype(np.float32)
 
 
+def buffer(values: Array, dtype: DType) -> Buffer:
+    return Buffer(arrays.narrow(values.astype(np.float32), dtype), dtype)
+
+
 class Case:
     """A product of one block, and its check."""
 
-    def __init__(
-        self,
+    def __init__(self, a: Buffer, b: Buffer, out: DType, seed: int = 1) -> None:
+        (m, k), n = a.shape, b.shape[1]
+        self.block = Block(Span(0, m), Span(0, n), (Span(0, k),))
+        self.result = arrays.empty(m, n, out)
+        with np.errstate(all="ignore"):
+            NumpyBackend().matmul(a, b, self.result)
+        self.check = GemmCheck(a, b, [self.block], np.random.default_rng(seed))
+
+    @classmethod
+    def drawn(
+        cls,
         sides: tuple[int, int, int],
         dtype: DType = DType.FP32,
         out: DType = DType.FP32,
         kind: str = "normal",
         seed: int = 0,
-    ) -> None:
+    ) -> Case:
         m, n, k = sides
         rng = np.random.default_rng(seed)
-        a, b = (
-            Buffer(arrays.narrow(numbers(rng, kind, shape), dtype), dtype)
-            for shape in ((m, k), (k, n))
-        )
-        self.block = Block(Span(0, m), Span(0, n), (Span(0, k),))
-        self.result = arrays.empty(m, n, out)
-        NumpyBackend().matmul(a, b, self.result)
-        self.check = GemmCheck(a, b, [self.block], np.random.default_rng(seed + 1))
+        a, b = (buffer(numbers(rng, kind, shape), dtype) for shape in ((m, k), (k, n)))
+        return cls(a, b, out, seed + 1)
 
     def judge(self) -> Judgement:
         return self.check.judge(self.block, self.result)
@@ -84,7 +91,7 @@ def test_honest_blocks_pass(
 ) -> None:
     if dtype is DType.FP16 and kind != "normal":
         kind = "zeros"  # the others overflow or vanish in fp16
-    judgement = Case(sides, dtype, out, kind, seed).judge()
+    judgement = Case.drawn(sides, dtype, out, kind, seed).judge()
     assert judgement.fault is None
     assert judgement.mended is None
     assert not judgement.misrounded
@@ -131,7 +138,7 @@ def test_what_is_not_finite_must_be_so_on_the_server_too(
     bad: float, dtype: DType, out: DType
 ) -> None:
     """Partial sums are in fp32 whatever the operands are."""
-    case = Case((16, 16, 16), dtype, out)
+    case = Case.drawn((16, 16, 16), dtype, out)
     case.result.array[2, 3] = arrays.narrow(np.full((1, 1), bad, np.float32), out)[0, 0]
     fault = case.fault()
     assert fault is not None
@@ -170,10 +177,10 @@ def test_lies_are_found_and_a_flipped_bit_is_no_gross_fault(
     dtype: DType, out: DType, lie: Callable[[Array], None], gross: bool
 ) -> None:
     for seed in range(20):
-        case = Case((64, 48, 200), dtype, out, seed=seed)
+        case = Case.drawn((64, 48, 200), dtype, out, seed=seed)
         values = case.result.float32().copy()
         lie(values)
-        case.result = Buffer(arrays.narrow(values, out), out)
+        case.result = buffer(values, out)
         fault = case.fault()
         assert fault is not None, f"seed {seed}"
         assert fault.gross is gross, f"seed {seed}"
@@ -185,39 +192,28 @@ def test_an_overflow_of_the_run_itself_is_nobodys_fault(rows: slice) -> None:
     a = Buffer(np.ones((4, 8), np.float32), DType.FP32)
     a.array[rows] = 3e38
     b = Buffer(np.ones((8, 4), np.float32), DType.FP32)
-    block = Block(Span(0, 4), Span(0, 4), (Span(0, 8),))
-    result = arrays.empty(4, 4, DType.FP32)
-    with np.errstate(all="ignore"):
-        NumpyBackend().matmul(a, b, result)
-    check = GemmCheck(a, b, [block], np.random.default_rng(0))
-    assert check.judge(block, result).fault is None
-    result.array[3, 2] = 9.0
-    assert check.judge(block, result).fault
+    case = Case(a, b, DType.FP32)
+    assert case.fault() is None
+    case.result.array[3, 2] = 9.0
+    assert case.fault()
 
 
 @pytest.mark.parametrize("value", [300.0, 65519.0 / 256, 65521.0 / 256])
 def test_an_overflow_of_fp16_is_nobodys_fault(value: float) -> None:
     a = Buffer(np.full((4, 256), 1.0, np.float16), DType.FP16)
     b = Buffer(np.full((256, 4), value, np.float16), DType.FP16)
-    result = arrays.empty(4, 4, DType.FP16)
-    NumpyBackend().matmul(a, b, result)
-    block = Block(Span(0, 4), Span(0, 4), (Span(0, 256),))
-    check = GemmCheck(a, b, [block], np.random.default_rng(0))
-    assert check.judge(block, result).fault is None
-    result.array[1, 1] = 1.0
-    assert check.judge(block, result).fault
+    case = Case(a, b, DType.FP16)
+    assert case.fault() is None
+    case.result.array[1, 1] = 1.0
+    assert case.fault()
 
 
 def test_numbers_near_the_smallest_are_rounded_absolutely() -> None:
     for dtype, size in ((DType.FP16, 3e-5), (DType.BF16, 1e-37), (DType.FP32, 1e-37)):
         rng = np.random.default_rng(1)
-        a = Buffer(arrays.narrow(rng.standard_normal((16, 4), np.float32), dtype), dtype)
-        tiny = (size * rng.standard_normal((4, 16))).astype(np.float32)
-        b = Buffer(arrays.narrow(tiny, dtype), dtype)
-        block = Block(Span(0, 16), Span(0, 16), (Span(0, 4),))
-        result = arrays.empty(16, 16, dtype)
-        NumpyBackend().matmul(a, b, result)
-        assert GemmCheck(a, b, [block], rng).judge(block, result).fault is None, dtype
+        a = buffer(rng.standard_normal((16, 4)), dtype)
+        b = buffer(size * rng.standard_normal((4, 16)), dtype)
+        assert Case(a, b, dtype).fault() is None, dtype
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -274,7 +270,7 @@ def test_blocks_that_no_plan_named_are_checked_too() -> None:
 
 
 def test_what_an_order_of_summing_may_explain_is_mended_and_nobodys_fault() -> None:
-    case = Case((64, 48, 300))
+    case = Case.drawn((64, 48, 300))
     a, b = (side.float32().astype(np.float64) for side in (case.check._a, case.check._b))
     exact, reach = a @ b, np.abs(a) @ np.abs(b)
     # Half of what the worst order could do, in one row: far more than what honest devices do.
@@ -295,18 +291,14 @@ def test_a_large_column_hides_nothing_in_the_others(size: float) -> None:
     rng = np.random.default_rng(3)
     right = rng.standard_normal((256, 512), np.float32)
     right[:, 100] *= size
-    a, b = (
-        Buffer(arrays.narrow(x, DType.BF16), DType.BF16)
-        for x in (rng.standard_normal((64, 256), np.float32), right)
-    )
+    a, b = (buffer(x, DType.BF16) for x in (rng.standard_normal((64, 256), np.float32), right))
     exact = a.float32() @ b.float32()
     ordinary = float(np.delete(exact, 100, 1).std())
-    block = Block(Span(0, 64), Span(0, 512), (Span(0, 256),))
     for seed in range(20):
-        wrong = exact.copy()
+        case, wrong = Case(a, b, DType.BF16, seed), exact.copy()
         wrong[seed, 300 + seed] += 0.8 * ordinary
-        result = Buffer(arrays.narrow(wrong, DType.BF16), DType.BF16)
-        assert GemmCheck(a, b, [block], np.random.default_rng(seed)).judge(block, result).fault
+        case.result = buffer(wrong, DType.BF16)
+        assert case.fault()
 
 
 @pytest.mark.parametrize(("dtype", "out"), DTYPES)
@@ -321,14 +313,9 @@ def test_a_column_with_one_large_element_hides_nothing_in_the_others(
         right = rng.standard_normal((k, n))
         right[:, 7] *= ordinary
         right[rng.integers(k), 7] = largest
-        sides = [rng.standard_normal((m, k)), right]
-        a, b = (Buffer(arrays.narrow(s.astype(np.float32), dtype), dtype) for s in sides)
-        block = Block(Span(0, m), Span(0, n), (Span(0, k),))
-        result = arrays.empty(m, n, out)
-        NumpyBackend().matmul(a, b, result)
-        check = GemmCheck(a, b, [block], np.random.default_rng(seed))
-        assert check.judge(block, result) == Judgement() or out is not DType.FP32
-        values = result.float32()
+        case = Case(buffer(rng.standard_normal((m, k)), dtype), buffer(right, dtype), out, seed)
+        assert case.judge() == Judgement() or out is not DType.FP32
+        values = case.result.float32()
         values[3, 5] += 0.1 * k**0.5 if out is DType.FP32 else 4 * k**0.5
-        wrong = Buffer(arrays.narrow(values, out), out)
-        assert check.judge(block, wrong).fault is not None
+        case.result = buffer(values, out)
+        assert case.fault() is not None
