@@ -6,6 +6,7 @@ duration of the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ _SERVER: Final = {
     "planning_s": "planning",
 }
 _DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
+_LEVELS: Final = ".-+#"  # of computation in a part of a step
 _NAME: Final = 17  # characters of a device's name
 _LIMITS: Final = 0.6  # smallest share of a step for which a part is called the bottleneck
 
@@ -55,9 +57,7 @@ def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
     columns = "".join(f" {name:>6}" for name in ("comp.", "down", "up s"))
     yield f"{'device':{_NAME}} {'timeline':{width}}{columns}"
     for device in record["devices"]:
-        bar = "".join(
-            "#" if share > 0.75 else "+" if share > 0.25 else "." for share in device["timeline"]
-        )
+        bar = "".join(_LEVELS[math.ceil(share * 3)] for share in device["timeline"])
         seconds = "".join(f" {device[key]:6.3g}" for key in _DEVICE)
         yield f"{device['name'][:_NAME]:{_NAME}} {bar}{seconds}"
-    yield "#: computes, +: computes for about half of the time, .: waits or transfers"
+    yield "#: computes, +: up to two thirds of the time, -: up to one third, .: not at all"
