@@ -305,7 +305,7 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
         lambda parameter: setattr(parameter, "data", parameter.data * 1.1),
         lambda parameter: None,
     )
-    resent = []
+    resent, down_s = [], []
     with emulated(3, seed=1) as fleet:
         found = staged(model, fleet, dtype=dtype, planner=SlicedLoss(1, KEPT))
 
@@ -316,6 +316,7 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
             before = sent()
             loss = found.gradients(rows(ids))
             resent.append(sent() - before)
+            down_s.append(sum(use.down_s for use in found.used))
             assert loss == pytest.approx(plain_gradients(plain, ids), rel=most)
             before = sent()
             with torch.no_grad():
@@ -325,12 +326,16 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
                     mine.sub_(mine.grad, alpha=0.1)
                     other.sub_(other.grad, alpha=0.1)
                     mine.grad = other.grad = None
-                    found.updated(mine)
+                    if len(resent) != 4:
+                        found.updated(mine)
                     change(mine)
                     change(other)
-            assert sent() - before == pytest.approx(resent[0], rel=0.01)  # IDs get longer
+            early = 0 if len(resent) == 4 else resent[0]
+            assert sent() - before == pytest.approx(early, rel=0.01)  # IDs get longer
     assert resent[1:3] == [0, 0]
     assert resent[3:] == pytest.approx([resent[0]] * 2, rel=0.01)
+    assert down_s[1:3] == pytest.approx([down_s[4]] * 2, rel=0.02)  # wherever weights were sent
+    assert down_s[3] > 1.1 * down_s[4]  # they were sent twice
 
 
 @pytest.mark.parametrize("sliced", [nightly(False), True])

@@ -73,6 +73,8 @@ class StageRuns:
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
         self._before: dict[int, DeviceCounters] = {}
+        # downlink bytes of devices before they received weights of the next step, by device
+        self._before_renewal: dict[int, int] = {}
         self._began_s = 0.0  # time when the current step began
         # begin and end of each device's computations in the current step, in seconds
         self._computed: dict[int, list[tuple[float, float]]] = {}
@@ -159,6 +161,10 @@ class StageRuns:
                 "cleave.restore its model"
             )
         self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
+        for device, nbytes in self._before_renewal.items():
+            if device in self._before:
+                self._before[device].downlink_bytes = nbytes
+        self._before_renewal = {}
         self._began_s, self._computed = now_s, {}
         able = self.able
         stages, slices = (
@@ -176,10 +182,13 @@ class StageRuns:
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices, unless a step runs; see `FleetRuntime.renew`."""
         out: list[ForSteps] = []
-        if self._step is None or self._step.ended:
-            for store in self._stores.values():
-                store.renew(arrays)
-                out += store.take()
+        if self._step is not None and not self._step.ended:
+            return out
+        for device, store in self._stores.items():
+            sent_bytes = self._sessions[device].counters.downlink_bytes
+            self._before_renewal.setdefault(device, sent_bytes)
+            store.renew(arrays)
+            out += store.take()
         return out
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
