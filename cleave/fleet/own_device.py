@@ -7,14 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
 _STOP_S: Final = 10.0  # longest wait for the process to leave before it is killed
 _NICENESS: Final = 10  # the PS's own work takes precedence
-_OOM_SCORE: Final = 500  # if memory runs out, Linux ends this process before the PS
 
 _SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers at most
 _SHARE_OF_AVAILABLE: Final = 0.5  # the same, of the memory that nothing else needs
@@ -76,8 +74,6 @@ class OwnDevice:
         if sys.platform != "win32":
             with suppress(ProcessLookupError):  # it has ended already
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
-        with suppress(OSError):  # it has ended already, or this is not Linux
-            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text(str(_OOM_SCORE))
 
     def stop(self) -> None:
         """End the process, if it runs."""
