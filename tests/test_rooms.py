@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TOP = ("cleave", "cleave_cli", "emulator", "profiles", "simulator")
 
@@ -189,6 +191,8 @@ def _run_without(blocked: tuple[str, ...], code: str) -> None:
     """Run code in a new interpreter in which the blocked packages are not installed."""
     guard = f"""
 import sys
+
+import pytest
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked!r}:
@@ -239,6 +243,7 @@ def test_a_device_imports_nothing_of_the_server() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_starts_loads_no_more_than_it_needs() -> None:
     """The command line loads no torch, and a served job no emulator, simulator or cluster."""
     _run_without(
@@ -275,6 +280,7 @@ def test_ray_is_loaded_by_what_asks_for_it_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_a_device_needs_nothing_that_only_training_needs() -> None:
     _run_without(
         TRAINING_ONLY,

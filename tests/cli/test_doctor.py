@@ -62,6 +62,7 @@ def test_what_is_missing_is_named_with_how_to_get_it(
     assert full[0].what.startswith("10 B free for runs")
 
 
+@pytest.mark.slow
 def test_a_model_that_fits(tmp_path: Path) -> None:
     options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "64")
@@ -73,6 +74,7 @@ def test_a_model_that_fits(tmp_path: Path) -> None:
     assert "does not fit" not in said
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_small_is_told_what_would_help(tmp_path: Path) -> None:
     options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "2.0")

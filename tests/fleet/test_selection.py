@@ -68,6 +68,7 @@ def test_a_changed_fleet_is_asked_anew() -> None:
     assert selector.decide(gemm, FP32, DType.FP32, _fleet(1e12), epoch=2).on_fleet
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_busy_otherwise_is_not_asked() -> None:
     profile = FleetDevice("test", 1e15, 1e15, 1e15, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
@@ -97,6 +98,7 @@ def _multiply(fleet: Multiplier) -> None:
     np.testing.assert_allclose(out.array, a @ b.T, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bytes_per_s", "keep", "blocks", "kept"),
     [(1e3, True, 0, 1), (1e15, True, 1, 0), (1e3, False, 1, 1)],

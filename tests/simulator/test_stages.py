@@ -35,6 +35,7 @@ def on_small() -> Outcome:
     return on(small())
 
 
+@pytest.mark.slow
 def test_a_step_takes_what_the_planner_predicts(on_small: Outcome) -> None:
     conditions = small()
     row, sizes = on_small, StageSizes(SPEC, 128)
@@ -53,6 +54,7 @@ def test_a_step_takes_what_the_planner_predicts(on_small: Outcome) -> None:
     assert f"{len(plan.stages)} stages, {len(model.tokens)} micro-batches" in row.setting
 
 
+@pytest.mark.slow
 def test_the_forward_pass_is_counted_twice_and_the_loss_where_it_is() -> None:
     alone = replace(small(memory=1e12), ps_flops_per_s=1.0)  # the loss goes to a device
     row = on(alone)

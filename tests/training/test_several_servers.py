@@ -29,6 +29,8 @@ from cleave.workload.registry import find_model
 from tests.training.runs import nightly, save_model
 from tests.training.several_servers import Servers, alone, losses_of
 
+pytestmark = pytest.mark.slow
+
 JOB = JobSpec(
     "opt-nano", steps=2, batch=5, seq=32, eval_every=2, eval_batches=2, checkpoint_every=2
 )
