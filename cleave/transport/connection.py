@@ -6,6 +6,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -46,9 +47,10 @@ class Connection(Protocol):
         """
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer; return False if no byte arrives for `within_s` seconds before its pong.
+        """Ping the peer; return False if no byte moves for `within_s` seconds before its pong.
 
-        A pong waits behind a message that the peer sends, which may take long on a slow link.
+        On a slow link, the ping may wait long behind a message that this side sends, and the pong
+        behind a message that the peer sends.
         """
 
     async def close(self) -> None:
@@ -93,6 +95,19 @@ class ClientSocket(ClientConnection):
         super().data_received(data)
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Bytes that were received, that wait for the operating system, and that it has taken.
+
+    The system takes a few bytes even if the peer has vanished. While bytes wait, its own buffer is
+    full, and it takes more of them only if the peer receives some.
+    """
+
+    received_bytes: int
+    waiting_bytes: int
+    left_bytes: int
+
+
 class WebSocketConnection:
     """A connection that sends and receives binary WebSocket messages.
 
@@ -103,10 +118,12 @@ class WebSocketConnection:
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
         self._socket = socket
+        self._sent_bytes = 0
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
         size = sum(len(part) for part in parts)
+        self._sent_bytes += size
         try:
             if len(parts) == 1:
                 await self._socket.send(parts[0])
@@ -135,20 +152,23 @@ class WebSocketConnection:
         try:
             pong = await self._socket.ping()
             while True:
-                before_bytes = self._received_bytes
+                before = self._moved()
                 try:
                     async with asyncio.timeout(within_s):
                         await asyncio.shield(pong)
                     return True
                 except TimeoutError:
-                    if self._received_bytes == before_bytes:
+                    now = self._moved()
+                    sends = before.waiting_bytes > 0 and now.left_bytes > before.left_bytes
+                    if not sends and now.received_bytes == before.received_bytes:
                         return False
         except ConnectionClosed as error:
             raise ConnectionLostError(_reason(error)) from None
 
-    @property
-    def _received_bytes(self) -> int:
-        return self._socket.received_bytes if isinstance(self._socket, ClientSocket) else 0
+    def _moved(self) -> _Moved:
+        received = self._socket.received_bytes if isinstance(self._socket, ClientSocket) else 0
+        waiting = self._socket.transport.get_write_buffer_size()
+        return _Moved(received, waiting, self._sent_bytes - waiting)
 
     @property
     def data_bytes(self) -> int:

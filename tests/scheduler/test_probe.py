@@ -148,12 +148,13 @@ def test_a_device_that_fails_now_and_then_is_taken_and_measured_right(
 @pytest.mark.parametrize("burst_s", [0.0, 0.02])
 @pytest.mark.parametrize("down", [2e5, 1e6, 1e7, 1e8])
 @pytest.mark.parametrize("ratio", [1, 5])
+@pytest.mark.parametrize("latency_s", [0.01, 0.3])
 def test_links_are_measured_as_they_sustain_and_slow_ones_hide_no_speed(
-    down: float, ratio: int, burst_s: float, slower: float
+    down: float, ratio: int, burst_s: float, slower: float, latency_s: float
 ) -> None:
     """Behind 7/1.4 Mbit/s, devices of 25 GFLOP/s were taken for 0.13."""
     claims = replace(UNKNOWN, flops_per_s=2.5e10)
-    link = down, down / ratio, 0.01
+    link = down, down / ratio, latency_s
     device = Joining(right, claims, 2.5e10, link=link, burst_s=burst_s, slower=slower).run()
     rates = device.manager.sessions[1].rates
     assert rates is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from websockets.asyncio.client import connect
@@ -80,36 +80,64 @@ def test_over_a_socket() -> None:
     assert asyncio.run(scenario()) == [True, False]
 
 
-class Receiving(ClientSocket):
-    """A socket that receives pieces of a long message, and then, or never, the pong behind it."""
+class Busy(ClientSocket):
+    """A socket that carries pieces of long messages, and then, or never, the pong behind them."""
 
-    def __init__(self, pieces: int, *, pong: bool) -> None:
-        self._left, self._pong = pieces, pong
+    def __init__(self, received: int, sent: int, *, pong: bool) -> None:
+        self._pieces, self._sent, self._pong = max(received, sent), sent, pong
+        self._receives = received > 0
         self._answer: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.transport = cast(asyncio.Transport, self)
 
     async def ping(self, data: Any = None) -> asyncio.Future[float]:
         return self._answer
 
+    async def send(self, *args: Any, **options: Any) -> None:
+        pass
+
     @property
     def received_bytes(self) -> int:
-        self._left -= 1
-        if self._left == 0 and self._pong:
+        self._pieces -= 1
+        if self._pieces == 0 and self._pong:
             self._answer.set_result(0.0)
-        return max(0, self._left)
+        return max(0, self._pieces) if self._receives else 0
 
     @received_bytes.setter
     def received_bytes(self, value: int) -> None: ...
 
+    def get_write_buffer_size(self) -> int:
+        return min(self._sent, max(0, self._pieces) + 1)
+
 
 @pytest.mark.parametrize("pong", [True, False])
-def test_a_long_message_before_the_pong_is_waited_for(pong: bool) -> None:
-    """Behind 7 Mbit/s a device left its server whenever it received an LM head of 154 MB."""
+@pytest.mark.parametrize(("received", "sent"), [(20, 0), (0, 20), (20, 20), (0, 0)])
+def test_long_messages_before_the_pong_are_waited_for(received: int, sent: int, pong: bool) -> None:
+    """Devices left when they received an LM head of 154 MB, or sent 100 MB, over a slow link."""
 
     async def scenario() -> bool:
-        socket = Receiving(20, pong=pong)
-        return await WebSocketConnection(socket).answers(0.001)
+        connection = WebSocketConnection(Busy(received, sent, pong=pong))
+        await connection.send([bytes(sent)])
+        return await connection.answers(0.001)
 
-    assert asyncio.run(scenario()) is pong
+    assert asyncio.run(scenario()) is (pong and received + sent > 0)
+
+
+def test_what_a_vanished_peers_system_still_takes_is_no_sign_of_life() -> None:
+    async def scenario() -> bool:
+        connection = WebSocketConnection(Busy(0, 0, pong=False))
+
+        async def heartbeats() -> None:
+            while True:
+                await connection.send([b"heartbeat"])
+                await asyncio.sleep(0)
+
+        beating = asyncio.create_task(heartbeats())
+        try:
+            return await connection.answers(0.01)
+        finally:
+            beating.cancel()
+
+    assert not asyncio.run(scenario())
 
 
 class CannotSend(Asked):

@@ -271,7 +271,7 @@ class Probe:
                 if last:
                     rates.append(_sustained(least_s))
                     break
-                last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
+                last = took_s >= self._effort.enough_s or size * _GROWTH > self._largest
                 size = size if last else size * _GROWTH
         found = Measured(rates[0], rates[1], round_trip_s / 2)
         if self._rng is not None:
