@@ -1,4 +1,4 @@
-"""Planning of the work of each device in a training step.
+"""Plan which work each device does in a training step.
 
 The planner neither imports torch nor uses the network.
 """

@@ -1,4 +1,4 @@
-"""Payload compression in plans: the choice of links, and compression ratios.
+"""Choose the links on which payloads are compressed, and predict compression ratios.
 
 The server, planner, emulator and simulator choose links by the same policy. Plans count every
 payload on a chosen link as compressed by `cleave.coding`, although payloads below
@@ -26,7 +26,7 @@ PARTIAL: Final = "fp32"  # dtype of the partial sums that devices return for til
 
 
 class CodingPolicy(Enum):
-    """The choice of links on which payloads are compressed. Values are those of `--coding`."""
+    """Which links compress payloads. The enum values are the values of `--coding`."""
 
     AUTO = "auto"
     """Compress payloads on links whose rate is at most `LINK_BYTES_PER_S`."""
@@ -83,7 +83,7 @@ def payload_rates(
 
     Args:
         sent: dtype of the payloads that the server sends.
-        returned: dtype whose compression ratio applies to all payloads that devices return.
+        returned: dtype of the payloads that devices return, for the compression ratio.
     """
     return [
         replace(

@@ -1,4 +1,4 @@
-"""Forecasts of one training step by each method, and the choice between the methods.
+"""Forecast one training step by each method, and choose between the methods.
 
 `cleave train`, `plan`, `emulate`, `simulate` and `doctor` all use this module, so these commands
 choose the same method for the same fleet and batch.
@@ -43,7 +43,7 @@ def plan_batch(
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
-    """Return the model, with the fastest number of micro-batches, and the plan of its stages.
+    """Return the model cut into the fastest number of micro-batches, and its stage plan.
 
     Args:
         cut: maps a number of micro-batches to the model with `rows` sequences cut into that number.
@@ -96,9 +96,9 @@ class Forecast:
         step_s: predicted time of the step in seconds; infinite if the method is impossible.
         downlink_bytes, uplink_bytes: traffic of all devices together.
         bottleneck: a sentence, without a full stop, that names what takes most of the time.
-        device_bytes: the largest memory requirement of any device.
+        device_bytes: memory requirement of the device that needs the most.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
-        refused: reason, shown to the user, why the method is impossible; empty if it is possible.
+        refused: why the method is impossible, as shown to the user; empty if it is possible.
         stages: the model cut into micro-batches, and the plan; None for other methods.
         tiles: the plans of all matrix multiplications; None for other methods.
     """
@@ -128,7 +128,7 @@ class StepForecaster:
         cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
         rows: number of sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: size per token of the activations of all layers that the PS retains if it
+        kept_bytes: size per token of the activations, over all layers, that the PS retains if it
             computes the backward pass; 0 if unknown.
 
     Example:
@@ -153,7 +153,7 @@ class StepForecaster:
         )
 
     def by_tiles(self, step: StepReport, gemms: Sequence[StepGemm]) -> Forecast:
-        """Forecast a step in which devices compute the GEMMs that they finish faster than the PS.
+        """Forecast a step in which devices compute every GEMM that they finish faster than the PS.
 
         The predicted time is the step time of the PS alone minus the time that the devices save. It
         is at least the sum, over all GEMMs, of the shorter of the PS's time and the devices' time.
@@ -215,14 +215,14 @@ class StepForecaster:
         memory_bytes: int,
         planner: StagePlanner = plan_stages,
     ) -> float | None:
-        """Forecast a step by stages in which the PS's computer is a device too, in seconds.
+        """Return the step time by stages, in seconds, if the PS's computer is also a device.
 
         Args:
             found: the model, cut into micro-batches, and the plan for `devices` alone.
             memory_bytes: memory that the PS's computer offers as a device.
 
         Returns:
-            The duration; None if the additional device is not worthwhile.
+            The step time; None if the additional device is not worthwhile.
         """
         if len(devices) > _FEW_DEVICES:
             return None
@@ -259,10 +259,10 @@ def _bottleneck_of_tiles(step: StepReport, gemms: Sequence[StepGemm], sent: Sequ
 
 
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
-    """Return the PS's memory for the data of a step by stages, in bytes.
+    """Return the memory that the PS needs for the data of a step by stages, in bytes.
 
     The data consists of the stages' inputs and output gradients, the devices' weight gradients, the
-    input gradients from slices of the loss, and working memory for one micro-batch's loss.
+    input gradients from the loss slices, and working memory for one micro-batch's loss.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -276,10 +276,10 @@ def kept_by_server(model: StageModel, plan: StagePlan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The forecasts of a step by several methods, and the choice between these methods.
+    """Forecasts of a step by several methods. `chosen` selects one of them.
 
     Attributes:
-        asked: the method that the user asked for.
+        asked: the method that the user requested.
         forecasts: one forecast for each method considered, including `asked` unless it is AUTO.
     """
 
@@ -291,7 +291,7 @@ class MethodChoice:
         """Return the forecast of the requested method, or of the fastest method for AUTO.
 
         Raises:
-            PlanError: if the user asked for an impossible method.
+            PlanError: if the user requested a method that is impossible.
         """
         found = self.considered
         if found.refused and self.asked is not Method.AUTO:
@@ -339,7 +339,7 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """The step time of one batch by stages (infinite if impossible), and on the PS alone."""
+    """Step times of one batch: by stages (infinite if impossible), and on the PS alone."""
 
     rows: int
     stages_s: float
@@ -353,7 +353,7 @@ class CrossingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The batch sizes between which stages become faster than the PS alone.
+    """Two batch sizes between which stages become faster than the PS alone.
 
     Attributes:
         points: the batches that were tried, in ascending order of batch size.

@@ -12,7 +12,7 @@ from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
 class Method(Enum):
-    """The way in which a training step uses devices."""
+    """How a training step uses devices."""
 
     AUTO = "auto"
     """The method with the shortest predicted step time, chosen again when the fleet changes."""
@@ -69,7 +69,7 @@ class DeviceRates:
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def request_s(self, activation_bytes: float, flops: float) -> float:
-        """Return the time in seconds from sending a pass's input to receiving its output.
+        """Return the time in seconds between sending a pass's input and receiving its output.
 
         The input and the output of the micro-batch pass have `activation_bytes` bytes each.
         """
@@ -86,8 +86,8 @@ class PsRates:
         egress_bytes_per_s, ingress_bytes_per_s: rates at which the network card sends and receives.
         memory_bytes: memory for partial sums that cannot be added yet, because the partial sums of
             a lower depth are missing.
-        block_s: time in seconds for which one received block occupies the PS's event loop.
-        byte_s: time in seconds for which each byte sent or received occupies this event loop.
+        block_s: time in seconds that the PS's event loop spends on one received block.
+        byte_s: time in seconds that the event loop spends on each byte sent or received.
     """
 
     egress_bytes_per_s: float = math.inf
@@ -111,7 +111,7 @@ HeldSide = Literal["", "a", "b"]
 
 
 class GemmKind(Enum):
-    """The result that a GEMM of a training step computes."""
+    """What a GEMM in a training step computes."""
 
     FORWARD = "forward"
     INPUT_GRADIENT = "input-gradient"
@@ -235,7 +235,7 @@ class Plan:
         makespan_s: predicted time of the GEMM in seconds, with infinitely many strips.
         fill_s: predicted time in seconds that the actual, finite number of strips adds.
         bound_s: lower bound on the time of any plan with one tile per device; 0 if unknown.
-        regions: the regions into which C is divided; empty for a plan that reuses operands.
+        regions: the regions that C is divided into; empty for a plan that reuses operands.
         columns_cut_n: True if columns divide n and a slab's rows divide m; False for the reverse.
     """
 
@@ -262,7 +262,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Tiles that cover a GEMM exactly once, and whose operands devices already hold in part.
+    """Tiles that cover a GEMM exactly once. Devices already hold some of the operands.
 
     Attributes:
         tiles: maps a device ID to the device's tile, with the cuts of the strips.

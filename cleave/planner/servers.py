@@ -1,9 +1,9 @@
-"""Prediction of the step time with several servers that share the devices and each batch.
+"""Predict the step time when several servers share the devices and each batch.
 
 The step time is the time of the slowest server's fleet plus the time of the exchange between the
-servers. In the exchange, the owner of a parameter sums the gradients from all servers, and sends
-the new value to all servers, in fp32. If weights are shared, owners do not send new values.
-Instead, servers gather the weights of each layer before each pass through it.
+servers. In the exchange, the owner of a parameter sums the gradients from all servers and sends the
+new value to all servers, in fp32. If weights are shared, owners do not send new values. Instead,
+servers gather the weights of each layer before each pass through it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _GRADIENT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """The sizes of a model whose weights are divided among the servers.
+    """Sizes of a model whose weights are sharded across the servers.
 
-    A step has one micro-batch.
+    `gathered` assumes one micro-batch per step.
 
     Attributes:
         layers: number of layers.
@@ -72,7 +72,7 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the time in seconds of the exchange between servers, without any other traffic.
+    """Return the time of the exchange between servers in seconds, assuming no other traffic.
 
     `card` holds the rates of each server's network card; None if it is never the bottleneck.
     """
@@ -108,10 +108,10 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        devices, rows: largest number of devices, and of sequences, on any server.
+        devices, rows: number of devices, and of sequences, on the server with the most.
         slowest: the forecast of the slowest server's fleet.
         exchanged_bytes: number of bytes that each server sends to the others in a step.
-        server_bytes: memory of one server. Optimizer moments are divided among the servers. So are
+        server_bytes: memory of one server. Optimizer moments are sharded across the servers. So are
             weights if they are shared, and gradients unless the method is stages.
     """
 
@@ -173,7 +173,7 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence on whether more servers are faster, and how long their exchange takes.
+    """Return a sentence that says whether more servers are faster and how long they exchange.
 
     `plans` are in ascending order of the number of servers.
     """

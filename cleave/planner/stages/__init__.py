@@ -1,1 +1,1 @@
-"""Planning of training steps in which devices compute whole layers (stages)."""
+"""Plan training steps in which devices compute whole layers (stages)."""

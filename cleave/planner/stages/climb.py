@@ -1,7 +1,7 @@
 """Local search for the assignment of layers and devices to stages.
 
-The search starts with several arrangements whose stages take about equally long. It changes each
-arrangement as long as a change shortens the step time that `estimate.py` estimates.
+The search starts with several arrangements whose stages take about equally long. It then changes
+each arrangement for as long as a change shortens the step time estimated by `estimate.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FEW_STAGES = 12
 
 
 class Changes:
-    """The numbered changes that can be applied to an arrangement of devices in stages.
+    """Numbered changes to an arrangement of devices in stages.
 
     A change moves a layer to another stage, swaps two stages, moves a group of devices to another
     stage, swaps two groups, or moves the loss to or from the PS.
@@ -208,7 +208,7 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Reduce `found` to the best `most` of its possible and distinct arrangements.
+        """Reduce `found` to its best `most` arrangements that are possible and distinct.
 
         Unless `alike`, the best arrangement for each number of stages, with and without the loss on
         the last stage, takes precedence.

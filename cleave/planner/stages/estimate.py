@@ -1,8 +1,8 @@
 """A closed-form estimate of the step time by stages, for many arrangements at once.
 
 The estimate covers the forward and backward passes of the first and the last micro-batch. It
-ignores layers that the PS computes, and assumes that the PS's card transfers all weights first and
-all gradients last. In arrays, rows are arrangements, and columns are stages or devices.
+ignores layers that the PS computes, and assumes that the PS's network card transfers all weights
+first and all gradients last. In arrays, rows are arrangements, and columns are stages or devices.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """The times of each column (a device or group) in each stage that fits in its memory.
+        """Return the times of each column (a device or group) in each stage that fits in its memory.
 
         The first array maps a column and a cell to an index in the arrays of times.
         """
@@ -428,7 +428,9 @@ class Estimator:
 
 
 class StageTimes(NamedTuple):
-    """The times and traffic of each stage, one column per stage, without waiting for other stages.
+    """Times and traffic of each stage. Times exclude waiting for other stages.
+
+    Arrays have one column per stage.
 
     Attributes:
         loaded_s: time until the stage's weights have arrived.
@@ -437,7 +439,7 @@ class StageTimes(NamedTuple):
             of the backward passes, on the slowest device.
         others_s: time of all passes but one forward and one backward pass, on the slowest device.
         gradients_s: transfer time of the weight gradients on the slowest uplink.
-        weight_bytes, input_bytes, output_bytes, gradient_bytes: traffic on the PS's card.
+        weight_bytes, input_bytes, output_bytes, gradient_bytes: traffic on the PS's network card.
     """
 
     loaded_s: Floats
@@ -459,8 +461,8 @@ def _end_s(
     """Return the time in seconds until all weight gradients have arrived, for each arrangement.
 
     Arrays have one row per stage. `loaded_s` is the time until a stage's weights have passed the
-    PS's card and the links. `card_s` is the time for which a stage's gradients occupy the card.
-    `loss_s` is the time of one micro-batch's loss on the PS.
+    PS's network card and the links. `card_s` is the time that a stage's gradients take on the
+    network card. `loss_s` is the time of one micro-batch's loss on the PS.
     """
     ahead = np.empty_like(loaded_s)
     first = np.zeros_like(loss_s)

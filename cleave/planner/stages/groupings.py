@@ -1,4 +1,4 @@
-"""Ways to divide the fastest devices of a large fleet into groups. Each group serves one stage."""
+"""Divide the fastest devices of a large fleet into groups. Each group serves one stage."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Grouping:
 def groupings(
     tables: StageTables, order: Sequence[DeviceRates], for_loss: int | None
 ) -> Iterator[Grouping]:
-    """Yield groupings of the fastest devices that together have enough memory for all layers.
+    """Yield groupings of the fastest devices whose total memory is enough for all layers.
 
-    Each group consists of devices of every speed, of similar speed, or of similar memory.
+    In one grouping, each group has devices of all speeds, of similar speed, or of similar memory.
 
     Args:
         order: the devices, the fastest first.
@@ -151,7 +151,7 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 
 def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
-    """Return the time in seconds of layers for a whole batch on one device, without any overlap.
+    """Return the time in seconds of a whole batch through layers on one device, with no overlap.
 
     `costs` are the layers' weight bytes, gradient bytes and FLOPs per token.
     """

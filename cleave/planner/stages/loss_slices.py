@@ -43,7 +43,7 @@ class LossSlices:
 
     Attributes:
         stages: the slices in order, as stages without layers.
-        flops_per_s: throughput of a PS that would compute the loss as fast as the slices.
+        flops_per_s: throughput that the PS would need to compute the loss as fast as the slices.
         shared_bytes: memory for one slice, if its device also computes layers; otherwise 0.
     """
 
@@ -105,7 +105,7 @@ def ways_to_slice(
 def balanced(
     model: StageModel, plan: StagePlan, devices_by_id: Mapping[int, DeviceRates], ps: PsCompute
 ) -> tuple[PlannedStage, ...] | None:
-    """Return slices for the devices of a plan, with which these devices compute equally long.
+    """Return slices of sizes for which all devices of a plan compute for the same time.
 
     A device with much other work gets a small slice, or none.
 
@@ -140,10 +140,11 @@ def balanced(
 
 
 def _levelled(devices: Sequence[tuple[float, float]]) -> list[float]:
-    """Return shares of one piece of work, with which devices are busy equally long, if possible.
+    """Divide one piece of work into shares so that devices are busy for the same time, if possible.
 
     Args:
-        devices: for each device, the seconds of its other work, and the share per second.
+        devices: for each device, the seconds of its other work, and the share that it completes per
+            second.
     """
     # All devices that are busy for less than `done / rate` seconds are busy until then.
     done, rate = 1.0, 0.0
@@ -193,8 +194,8 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the time in seconds in which it alone would compute one slice for all
-    micro-batches.
+    Each device is preceded by the time in seconds that it alone would need to compute one slice for
+    all micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(1 / count)
     tokens = sum(model.tokens)

@@ -66,7 +66,7 @@ NO_COST: Final = LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 class Keep(StrEnum):
-    """The data of a micro-batch that a device retains between the forward and backward passes."""
+    """What a device retains of a micro-batch between the forward and backward passes."""
 
     NOTHING = "nothing"
     """The device retains nothing. For the backward pass, the PS sends the stage's input again, and
@@ -135,7 +135,7 @@ class StageModel:
         ps_layers: layers that only the PS can compute, in order. They separate stages. If PS layers
             follow the last of `layers`, the PS computes the loss.
         beside_bytes: size per token, in messages, of the layer arguments that differ between
-            micro-batches, such as masks of packed documents. The layer's input is not included.
+            micro-batches, such as masks of packed documents. The layer's input is excluded.
     """
 
     layers: Sequence[LayerCost]
@@ -199,12 +199,12 @@ class PsCompute:
 
     Attributes:
         flops_per_s: throughput in both passes of layers.
-        optimizer_s: time per step, in seconds, in which devices wait for the PS: reading gradients,
-            updating the parameters, and preparing the next step.
+        optimizer_s: time per step, in seconds, that devices wait while the PS reads gradients,
+            updates the parameters and prepares the next step.
         rates: rates of the network card; None if it is never the bottleneck.
         loss_flops_per_s: throughput in the LM head and the loss; 0 means `flops_per_s`.
-        graph_flops_per_s: throughput in fp32, in which devices compute layer graphs; 0 means
-            `flops_per_s`.
+        graph_flops_per_s: throughput in fp32, the dtype in which devices compute layer graphs; 0
+            means `flops_per_s`.
     """
 
     flops_per_s: float
@@ -217,8 +217,8 @@ class PsCompute:
     def own_device_flops_per_s(self) -> float:
         """Return the throughput of a device on the PS's computer during a step.
 
-        The PS's other work takes a part of the processor. Measured behind gigabit links: 0.62 to
-        0.71 of the PS's throughput.
+        The PS's other work takes part of the processor. Over gigabit links, the device's measured
+        throughput was 0.62 to 0.71 of the PS's.
         """
         return 0.7 * (self.graph_flops_per_s or self.flops_per_s)
 
@@ -290,7 +290,7 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The stages of a model, and the predictions for a training step.
+    """The stages of a model, and predictions for a training step.
 
     Attributes:
         stages: the stages in the order of the layers.
@@ -373,7 +373,7 @@ def _span(numbers: Sequence[int], one: str, many: str) -> str:
 
 
 class StagePlanner(Protocol):
-    """Interface of functions that divide a model into stages for a fleet."""
+    """A function that divides a model into stages for a fleet."""
 
     def __call__(
         self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute

@@ -1,4 +1,4 @@
-"""Predictions for a step by stages: the step time and the memory requirement of each device."""
+"""Predict the time of a step by stages and the memory requirement of each device."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def most_kept(
 ) -> KeptBatches:
     """Return how many micro-batches a device has enough memory to retain.
 
-    The inputs of `batches` micro-batches of each stage or slice take precedence over activations.
-    On a stage with the loss, a device retains at most one micro-batch, because the backward pass
+    Inputs of up to `batches` micro-batches per stage or slice take precedence over activations. On
+    a stage with the loss, a device retains at most one micro-batch, because the backward pass
     follows the forward pass immediately.
 
     Args:
         stages: all stages and slices of the device. Any of them may retain each micro-batch.
-        spare_bytes: the device's memory besides the requirements without retained micro-batches.
+        spare_bytes: the memory that the device has left if it retains no micro-batches.
     """
     inputs, whole = (
         math.ceil(SPARE * max(kept_bytes(model, stage, keep) for stage in stages))
@@ -157,7 +157,7 @@ def run_bytes(model: StageModel, stage: PlannedStage) -> int:
 def in_pieces(
     model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
 ) -> PlannedStage:
-    """Return a copy of a stage with 1 or the maximum number of chunks per micro-batch.
+    """Return a copy of a stage with either 1 or the maximum number of chunks per micro-batch.
 
     The maximum is used if a device of the stage has too little memory for a whole micro-batch, or
     if, on every device, a chunk's transfer takes at least as long as the chunk's backward pass.
@@ -207,9 +207,9 @@ def predict(
 ) -> StagePlan:
     """Predict the time, memory and traffic of a step with `stages`.
 
-    Two memory policies are simulated, and the faster policy is used. With the first policy, each
-    device retains the layer inputs of as many micro-batches as possible. With the second policy,
-    each device retains fewer layer inputs, which leaves more memory for activations.
+    Simulates two memory policies and uses the faster one. With the first policy, each device
+    retains the layer inputs of as many micro-batches as possible. With the second policy, each
+    device retains fewer layer inputs, which leaves more memory for activations.
 
     Args:
         stages: the stages in order. Each layer is in exactly one stage.
@@ -287,8 +287,8 @@ def worth_changing(
 ) -> bool:
     """Return whether another plan for the same devices saves enough to replace the current one.
 
-    Devices must first receive the frozen parameters that they do not hold yet, such as a base model
-    of adapters.
+    Devices must first receive the frozen parameters that they do not hold yet, such as the base
+    model under adapters.
     """
     held, saved_s = _frozen_parts(model, before), before.step_s - after.step_s
     receiving_s = max(
@@ -340,7 +340,7 @@ def simulated_devices(
 ) -> Mapping[int, SimulatedDevice]:
     """Simulate a planned step, and return the final state of each device, by device ID.
 
-    The state includes the times for which the device's links and processor were busy.
+    The state includes how long the device's links and processor were busy.
     """
     run = _simulation(model, plan, devices_by_id, ps)
     run.end_s()

@@ -23,10 +23,10 @@ class Pass(Enum):
 
 
 def turn(in_flight: int, request_s: float, device: int) -> tuple[int, float, int]:
-    """Return an eligible device's sort key. The device with the lowest key gets the next request.
+    """Return an eligible device's sort key. The device with the smallest key gets the next request.
 
-    Devices with fewer requests in flight come first, so that no device gets a second request while
-    another device of the stage is idle. Among equally busy devices, the fastest device comes first.
+    Devices with fewer requests in flight come first, so no device gets a second request while
+    another device of the stage is idle. Among equally busy devices, the fastest comes first.
     """
     return in_flight, request_s, device
 

@@ -1,4 +1,4 @@
-"""The search for the stages with the shortest step time.
+"""Search for the stages with the shortest step time.
 
 The closed form (`estimate.py`) ranks arrangements. The best arrangements, and their changes, are
 simulated event by event (`simulation.py`). In a large fleet, one search assigns whole groups of
@@ -93,7 +93,7 @@ class _Candidate:
     """An arrangement that may be simulated, because its estimated step time is short.
 
     Attributes:
-        rank: number of better candidates from all searches, or from changes to the same candidate.
+        rank: number of better candidates found by all searches, or by changing the same candidate.
         seconds: the estimated step time in seconds.
         one: the arrangement, as `Arrangements` with one row.
         slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.
@@ -204,10 +204,10 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 
 def interleaved(stages: Sequence[PlannedStage], turns: int) -> tuple[PlannedStage, ...] | None:
-    """Divide each stage into `turns` stages that are not adjacent; None if all are too small.
+    """Divide each stage into `turns` non-adjacent stages; return None if all are too small.
 
-    The devices keep the number of their layers. A micro-batch passes through all devices `turns`
-    times, so the last devices begin earlier (arXiv 2104.04473, section 2.2).
+    Each device keeps its number of layers. A micro-batch passes through all devices `turns` times,
+    so the last devices start earlier (arXiv 2104.04473, section 2.2).
     """
     sizes = [stage.stop - stage.first for stage in stages]
     if max(sizes) < turns or len(stages) == 1:
@@ -228,7 +228,7 @@ def interleaved(stages: Sequence[PlannedStage], turns: int) -> tuple[PlannedStag
 
 @dataclass(slots=True)
 class _Judge:
-    """Simulates the most promising arrangements, and stores the fastest plan.
+    """Simulates the most promising arrangements and stores the fastest plan.
 
     Attributes:
         requests_left: number of micro-batch passes that may still be simulated.
@@ -309,7 +309,7 @@ class _Judge:
                     self.best = found
 
     def refine(self, requests: int) -> StagePlan:
-        """Try unequal slices of the loss, and forward passes first; return the fastest plan so far.
+        """Try unequal loss slices and a forward-first order; return the fastest plan so far.
 
         Args:
             requests: number of micro-batch passes that may be simulated.
@@ -351,7 +351,7 @@ class _Judge:
     def _weight(self) -> float:
         """Return the cost of simulating one pass of every micro-batch, in micro-batch passes.
 
-        The cost is higher if the PS's card transfers messages in several pieces.
+        The cost is higher if the PS's network card transfers messages in several pieces.
         """
         model, card = self.model, self.ps.rates or PsRates()
         if math.isinf(card.egress_bytes_per_s) and not card.byte_s:

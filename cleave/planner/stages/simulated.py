@@ -33,9 +33,10 @@ class SimulatedMessage:
     """A message from the PS to a device.
 
     Attributes:
-        flops: FLOPs of the graph run that the message starts.
+        flops: FLOPs of the graph run that the message triggers.
         answered: whether the device returns the results of this run.
-        passes_s, computes_s: time of the message on the device's downlink, and of the graph run.
+        passes_s, computes_s: time of the message on the device's downlink, and time of the graph
+            run.
     """
 
     nbytes: float
@@ -98,7 +99,8 @@ class SimulatedDevice:
     Attributes:
         coming: messages in transit to the device, each with its request (None for weights).
         left_bytes: unsent bytes of the first message in `coming`.
-        going: requests whose results wait for the uplink, each with the sizes of unsent results.
+        going: requests whose results wait for the uplink, each with the sizes of its unsent
+            results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             become free. `received_s` is used only if the PS's card limits no transfer.
         under_way: number of requests in flight.
@@ -155,7 +157,7 @@ class SimulatedStage:
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
         went, passed: number of finished forward passes, and number of finished backward passes.
-        summed: IDs of the devices that hold accumulated gradients, which were not taken yet.
+        summed: IDs of the devices that hold accumulated gradients that the PS has not taken yet.
     """
 
     number: int
@@ -183,7 +185,7 @@ class SimulatedStage:
         """Return the messages to a device for one micro-batch pass, in sending order.
 
         Args:
-            forward: whether the pass is only a forward pass.
+            forward: whether this is a forward pass; if not, it is a backward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
             coded: whether the messages are compressed.
@@ -221,7 +223,7 @@ class SimulatedRequest:
     Attributes:
         batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
         sends: see `PassMessages`.
-        pieces: number of chunks whose results have not arrived completely.
+        pieces: number of chunks whose results have not fully arrived.
     """
 
     stage: SimulatedStage

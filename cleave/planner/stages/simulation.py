@@ -2,8 +2,8 @@
 
 The simulated PS first sends the trained weights, layer by layer. It assigns requests by the rules
 in `rules.py`. Each link carries one message at a time, and each processor runs one graph at a time.
-The PS's card transfers pieces of messages in the order of arrival. The PS computes PS layers and
-losses one at a time. Each slice of the loss receives the output of the last stage. A slice's
+The PS's network card transfers pieces of messages in order of arrival. The PS computes PS layers
+and losses one at a time. Each slice of the loss receives the output of the last stage. A slice's
 backward pass starts after the forward passes of all slices. The last stage's backward pass starts
 after the backward passes of all slices.
 """

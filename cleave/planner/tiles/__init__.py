@@ -1,1 +1,1 @@
-"""Planning of single matrix products (GEMMs) in tiles."""
+"""Plan single matrix products (GEMMs) in tiles."""

@@ -1,4 +1,4 @@
-"""The assignment of devices to columns of C and to slabs of the depth (docs/planner.md).
+"""Assign devices to columns of C and to slabs of the depth (docs/planner.md).
 
 Devices are sorted by the depth of their best tile and divided into columns of equal volume, so
 devices in the same column have similar depths. The devices of a column are divided into slabs. The

@@ -1,4 +1,4 @@
-"""Division of a GEMM into columns, slabs and rows so that all devices finish together.
+"""Divide a GEMM into columns, slabs and rows so that all devices finish together.
 
 The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
 if devices return finished blocks), and each slab into ranges of rows, one per device. The caller

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-7
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
     """Return a lower bound, in seconds, on the time of any plan with tiles of any number and shape.
 
-    Of `ps`, only the rates of the network card are used.
+    Only the network card's rates in `ps` are used.
     """
     least = min(element.finished, element.partial)
 
@@ -73,11 +73,11 @@ def isolated_bound_s(
 def _through_card(
     gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
 ) -> float:
-    """Return the maximum number of multiply-adds in `time_s`, within the limits of the PS's card.
+    """Return the maximum number of multiply-adds in `time_s` that the PS's network card allows.
 
     A device computes at most ``sqrt(returned) / 2`` multiply-adds per element that it receives, so
-    the best use of the card's egress is a fractional knapsack problem. Each element that the PS
-    receives allows at most k multiply-adds.
+    the best use of the network card's egress is a fractional knapsack problem. Each element that
+    the PS receives allows at most k multiply-adds.
     """
     total = float(each.sum())
     if np.isfinite(ps.egress_bytes_per_s):

@@ -1,4 +1,4 @@
-"""Conversion of devices' shares of a GEMM to planned tiles with strips and predicted times."""
+"""Convert devices' shares of a GEMM to planned tiles with strips and predicted times."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def planned_tiles(
     Args:
         boxes: the share of each device in the GEMM's index space.
         tiles: approximate number of tiles in the plan.
-        block_s: time in seconds for which one block occupies the PS.
+        block_s: time in seconds that the PS spends on one block.
 
     Raises:
         PlanError: if a device has too little memory for one multiplication, or for its whole tile.
@@ -161,7 +161,7 @@ def _fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan of tiles in seconds, first without and then with the strip fill.
+    """Return the makespan of tiles in seconds, without the strip fill and with it.
 
     Each device computes its tiles one after another.
     """

@@ -19,9 +19,9 @@ PS_BYTE_S: Final = 5e-10
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
     """Return the time of one tile in seconds, with infinitely many strips and without latency.
 
-    When a share f of the download has arrived, a share f^2 of the blocks can be computed. With
-    ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else
-    ``X + download^2 / (4 X)``.
+    Once a share f of the download has arrived, a share f^2 of the blocks can be computed. With ``X
+    = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else ``X +
+    download^2 / (4 X)``.
     """
     slower = max(compute_s, upload_s)
     if slower <= download_s / 2:
@@ -32,7 +32,7 @@ def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
 def tile_s(device: DeviceRates, download_bytes: float, flops: float, upload_bytes: float) -> float:
     """Return the predicted time of one tile in seconds, with infinitely many strips.
 
-    The time is from the first byte that the PS sends to the last byte that the PS receives.
+    The time runs from the first byte that the PS sends to the last byte that it receives.
     """
     return 2 * device.latency_s + streamed_s(
         download_bytes / device.downlink_bytes_per_s,

@@ -73,7 +73,7 @@ class PlanMethod(Enum):
 
 
 class _Latest(NamedTuple):
-    """The latest plan of a GEMM, its fleet, and the makespan of the last plan made from scratch."""
+    """The latest plan of a GEMM, its fleet, and the makespan of the latest plan made from scratch."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -163,8 +163,8 @@ class TilePlanner:
         """Return the latest plan of this GEMM, updated for the few devices that left or joined.
 
         The result is None if many devices left or joined, or if the fleet is so small that a new
-        plan takes no longer than an update. The result is also None if the PS's card limits
-        transfers, because each device's share of the card depends on the number of devices.
+        plan takes no longer than an update. The result is also None if the PS's network card limits
+        transfers, because each device's share of the network card depends on the number of devices.
         """
         gemm, element = search.gemm, search.element
         latest = self._latest.get((gemm, element))
@@ -262,7 +262,7 @@ class _Search:
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
         """Return the approximate time in seconds on the n fastest devices, for each n in `sizes`.
 
-        The times hold in the fluid limit, and take the limits of the PS's card into account.
+        The times hold in the fluid limit and include the limits of the PS's network card.
         """
         times_s = {}
         for size in sizes:
@@ -304,10 +304,11 @@ class _Search:
         return min(filter(None, plans), key=lambda plan: _score_s(plan, self.ps), default=None)
 
     def _subsets(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the promising subsets of devices, the most promising first, and all others.
+        """Return the promising subsets of devices, the most promising first, and all other subsets.
 
         Normally, only the set of all devices is promising. Smaller subsets are promising if the
-        PS's card is too slow for all devices, or if a device's share of the GEMM would be tiny.
+        PS's network card is too slow for all devices, or if a device's share of the GEMM would be
+        tiny.
         """
         ranked, ps = self.ranked, self.ps
         everyone = len(ranked)
@@ -328,7 +329,7 @@ class _Search:
     def _roomy(self) -> Indices:
         """Return the indices of devices with memory for an equal share of C, cut into a few tiles.
 
-        If no device has that much memory, return those of all devices that can hold any tile.
+        If no device has that much memory, return the indices of all devices that can hold any tile.
 
         Raises:
             PlanError: if no device has enough memory for a single multiplication.
@@ -416,7 +417,7 @@ class _Task:
         return best
 
     def _tiling(self, slowdown: Floats) -> tuple[Plan, Floats, Floats] | None:
-        """Return a plan, and two arrays of times in seconds with one value per device.
+        """Return a plan, and two arrays of times in seconds, with one value per device.
 
         The first array contains the time of all tiles of a device. The second array contains the
         time that the device would need if it could compute its share as a single tile.

@@ -1,4 +1,4 @@
-"""Reuse of earlier plans: a cache, and updates when one device leaves or joins."""
+"""Cache plans, and update them when one device leaves or joins."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PlanReport:
         overlap_bound_s: lower bound on the time of any plan.
         predicted_s: time of the plan with its actual strips (`cleave.planner.tiles.streaming`).
         bottleneck: the limit whose improvement would shorten the predicted time most.
-        download_bytes, upload_bytes: the most that any device downloads, and that any uploads.
+        download_bytes, upload_bytes: largest download, and largest upload, of any device.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
     """
@@ -134,7 +134,8 @@ def _bottleneck(
     ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
     `down` and `up` are the traffic of each tile in bytes. `rates` holds the rates of each tile's
-    device, limited by the PS's card. `alone` holds the unlimited rates of each device in the plan.
+    device, limited by the PS's network card. `alone` holds the unlimited rates of each device in
+    the plan.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -160,7 +161,7 @@ def _bottleneck(
 class Together:
     """GEMMs of a step, by index, that are submitted together.
 
-    `seconds` is the time from the first byte sent to the end of the last GEMM. `held_bytes` is the
+    `seconds` is the time from the first sent byte to the end of the last GEMM. `held_bytes` is the
     size of operands that need no download, because devices already hold them.
     """
 
@@ -204,9 +205,9 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the time in seconds of all GEMMs, each submitted after the previous GEMM's end.
+        """Return the time in seconds of all GEMMs if each is submitted after the previous one ends.
 
-        If the PS's card is the bottleneck, `predicted_s` may be longer than `apart_s`.
+        If the PS's network card is the bottleneck, `predicted_s` may be longer than `apart_s`.
         """
         return self._sum(r.predicted_s for r in self.reports)
 

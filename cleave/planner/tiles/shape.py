@@ -67,7 +67,7 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Return rates whose sum over all devices does not exceed the rates of the PS's card.
+        """Return rates whose sum over all devices does not exceed the PS's network card.
 
         In each direction, all link rates are multiplied by the same factor.
         """

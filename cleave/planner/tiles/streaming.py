@@ -1,8 +1,8 @@
 """The predicted time of a plan with its actual strips.
 
-Strips are sent in the order A0 B0 A1 B1 .... The computation of a block starts when both strips of
+Strips are sent in the order A0 B0 A1 B1 .... A device starts to compute a block when both strips of
 the block have arrived and the previous block has been computed. Blocks are returned in the order of
-computation. There is no pause between plans that are submitted together.
+computation. Plans that are submitted together follow each other without a pause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Arrivals = Callable[[Places, Floats], Floats]
 
 
 class SharedCard:
-    """The times of downloads that share the PS's network card.
+    """Times of downloads that share the PS's network card.
 
     The card divides its rate equally among the devices to which it is still sending. If a device's
     own link is slower than an equal share, the other devices get the unused bandwidth. `nbytes` is
@@ -112,9 +112,10 @@ def finish_times_s(
 
     Args:
         work: plans in the order of submission, each with the operand that devices already hold.
-            Devices with several tiles of a plan, because of little memory, hold no operand.
+            Devices that have several tiles of a plan, because they have little memory, hold no
+            operand.
         places: maps each device ID to the index of the device in `rates`.
-        egress_bytes_per_s: sending rate of the PS's card.
+        egress_bytes_per_s: sending rate of the PS's network card.
     """
 
     progress = _Progress(element, rates, lambda devices, nbytes: nbytes / rates.downlink[devices])
