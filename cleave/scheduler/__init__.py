@@ -1,1 +1,1 @@
-"""The parameter server's core: turns events into instructions, without I/O."""
+"""The parameter server's core, which turns events into instructions. It does no I/O."""

@@ -113,7 +113,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """The caller no longer needs a job. An unfinished job fails. A finished job is not affected."""
+    """The caller no longer needs a job. If the job is unfinished, it fails."""
 
     job: int
 

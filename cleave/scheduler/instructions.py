@@ -62,7 +62,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Stuck:
-    """Report that tasks of this job wait because no connected device can run them."""
+    """Report that tasks of this job are waiting because no connected device can run them."""
 
     job: int
     reason: str

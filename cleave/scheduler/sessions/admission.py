@@ -79,7 +79,7 @@ AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides which clients may join, and records facts about devices.
+    """Decides which clients may join and records facts about devices.
 
     All methods are called on the server's event loop. An authenticator that keeps no device records
     can inherit the methods that record facts, which do nothing.

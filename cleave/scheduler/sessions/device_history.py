@@ -38,9 +38,9 @@ class _Departure:
     def flops_per_s(self, claimed: float) -> float | None:
         """Return the speed of a returning device; None if the speed must be measured again.
 
-        The claimed speed is returned if the device reached its previous claim, or if the new claim
-        does not exceed the measured speed. Otherwise, the measured speed is returned if the new
-        claim is similar to the previous claim.
+        Returns the claimed speed if the device reached its previous claim, or if the new claim does
+        not exceed the measured speed. Otherwise, returns the measured speed if the new claim is
+        similar to the previous one.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -51,7 +51,7 @@ class _Departure:
 
 
 class DeviceHistory:
-    """Reports device records to the authenticator, and remembers devices that left."""
+    """Reports device records to the authenticator and remembers devices that left."""
 
     def __init__(self, auth: Authenticator) -> None:
         self._auth = auth

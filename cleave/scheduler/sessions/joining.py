@@ -1,4 +1,4 @@
-"""Handling of joining devices: admission, recognition, welcome and probe, without I/O."""
+"""Handle joining devices: admission, recognition, welcome and probe. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MOST_VERSIONS: Final = 8  # maximum number of protocol versions listed in one m
 
 # seconds that a device should wait before it retries to join a full server
 FULL_RETRY_S: Final = 30.0
-ASSUMED_FLOPS_PER_S: Final = 50e9  # speed of a modest laptop, assumed if a device states none
+ASSUMED_FLOPS_PER_S: Final = 50e9  # a modest laptop's speed, assumed if a device specifies none
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return a refusal if the version or memory is unsuitable or the server is full, else None.
+    """Return a refusal if the version or memory is unsuitable or the server is full; else None.
 
     Args:
         full_with: the maximum number of devices if the server is full; None otherwise.

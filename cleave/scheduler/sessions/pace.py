@@ -1,8 +1,8 @@
-"""Estimates of device pace, which correct the rates that plans use. No I/O.
+"""Estimate the pace of devices, to correct the rates that plans use. This module does no I/O.
 
 A sample starts when an idle device gets a request, and ends when the device is idle again. It
 consists of the time that the rates predict and the measured time from the PS's first send to the
-device's last answer. Delays of the PS affect every sample, so the median delay over all devices is
+device's last answer. Delays at the PS affect every sample, so the median delay over all devices is
 attributed to the PS. A device is slow if most of its samples take much longer than the predicted
 time plus this median.
 

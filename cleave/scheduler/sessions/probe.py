@@ -1,18 +1,18 @@
-"""Tests and measurements of a device before it gets tasks, with ordinary `put` and `run` messages.
+"""Test and measure a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: a row times a column takes almost only download time, and a column times a row takes almost
-only upload time. A 1 x 1 product measures a round trip. The arrays grow until a transfer takes long
-enough to measure. Round-trip time and compute time are subtracted. Many links carry the first bytes
-of a transfer faster than they can sustain, so the rate is that of the bytes by which the last array
-is larger than the one before.
+Link: multiplying a row by a column takes almost only download time, and multiplying a column by a
+row takes almost only upload time. A 1 x 1 product measures a round trip. The arrays grow until a
+transfer takes long enough to measure. Round-trip time and compute time are subtracted. Many links
+carry the first bytes of a transfer faster than they can sustain, so the rate is computed from the
+bytes by which the last array is larger than the one before.
 
 Arithmetic: the device multiplies secret random matrices in each of its dtypes, as stored and
 transposed. The results are verified like all other results (`cleave.verify`). The inner dimension
 is large and most elements are positive, to reveal 16-bit accumulation and rounded fp32 inputs.
 
-Speed: the device multiplies two matrices repeatedly, until the compute time stands out from the
-transfer time, which is known because the link is measured first. If the measured speed is less than
-a tenth of the claimed speed, plans use the measured speed.
+Speed: the device multiplies two matrices repeatedly, until the compute time is clearly
+distinguishable from the transfer time, which is known because the link is measured first. If the
+measured speed is less than a tenth of the claimed speed, plans use the measured speed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Probe:
 
     Attributes:
         rates: the link rates, measured or (with `STATED`) as stated; None until the probe ends.
-        device: the device's rates for planning, valid once `rates` is set.
+        device: the device's rates for planning; valid once `rates` is set.
         fault: what is wrong with the device's arithmetic; empty if no fault was found.
     """
 
@@ -171,7 +171,7 @@ class Probe:
         """Handle a result, and return the next messages to send to the device.
 
         Raises:
-            ProtocolError: if the result is not awaited, or has the wrong shape or dtype.
+            ProtocolError: if no such result is awaited, or if its shape or dtype is wrong.
         """
         test = self._tests.pop(message.id, None)
         self._failures = 0

@@ -41,10 +41,10 @@ class Rounding:
     affects fewer than one element in a thousand, in any order of summation. A device that adds a
     small amount to many elements, within the tolerance of the check, misrounds many elements.
 
-    A cumulative sum of the evidence (CUSUM, Page 1954) tells the two apart. Each element adds the
-    logarithm of a likelihood ratio: the probability of its rounding if a sixth of all elements are
-    misrounded, divided by the probability if a hundredth are. The sum never falls below zero, so
-    correct results cannot offset later wrong results.
+    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes the two cases. Each element
+    adds the logarithm of a likelihood ratio: the probability of its rounding if a sixth of all
+    elements are misrounded, divided by the probability if a hundredth are. The sum never falls
+    below zero, so correct results cannot offset later wrong results.
     """
 
     spots: int = 0  # number of elements that the server computed exactly
@@ -104,11 +104,11 @@ class Reputation:
 class Suspects:
     """Arrays on a device that may be corrupt, recorded so that a flipped bit counts as one fault.
 
-    A flipped bit in a device's copy of an array makes every result that uses the array wrong. Only
-    the first such result counts as a fault, and the PS sends the array again. Later wrong results
-    are excused if their runs were sent before the array was sent again, and if all the wrong
-    results share an input array. A device that returns only wrong results soon returns two that
-    share no input array, and is then no longer excused.
+    A flipped bit in a device's copy of an array corrupts every result that uses the array. Only the
+    first such result counts as a fault, and the PS resends the array. Later wrong results are
+    excused if their runs were sent before the array was resent, and if all the wrong results share
+    an input array. A device that returns only wrong results soon returns two that share no input
+    array, and is then no longer excused.
     """
 
     common: frozenset[int] = frozenset()  # IDs of the input arrays that all wrong results share

@@ -1,4 +1,4 @@
-"""Selection of the results to verify, and decisions after a check, without I/O."""
+"""Select the results to verify, and decide what follows from a check. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cleave.verify import Judgement
 
 
 class CheckScope(Enum):
-    """The selection of results to verify. The enum values are the names in `--verify`."""
+    """Which results to verify. The enum values are the names in `--verify`."""
 
     AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
     ALL = "all"
@@ -109,7 +109,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Accepts or rejects checked results, and counts wrong results against their devices."""
+    """Accepts or rejects checked results and counts wrong results against their devices."""
 
     def __init__(self, auth: Authenticator, history: DeviceHistory) -> None:
         self._auth = auth

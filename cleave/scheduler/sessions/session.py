@@ -131,7 +131,7 @@ class Session:
     def awaited_bytes(self) -> tuple[int, int]:
         """Return the size of the largest awaited task result, and of the largest awaited result.
 
-        Both sizes are in bytes. The second size also covers results of cancelled runs and probes.
+        Both sizes are in bytes. The second size includes results of cancelled runs and of probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe

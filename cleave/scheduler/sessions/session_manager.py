@@ -1,7 +1,7 @@
 """The core of the PS: connects device sessions with GEMM jobs, steps by stages and the scheduler.
 
-The module has no I/O and no clock. It receives messages with their times, and returns instructions,
-so live and simulated runtimes run the same code. Helpers decide about joining, trials, results and
+The module has no I/O and no clock. It receives messages with their times and returns instructions,
+so live and simulated runtimes run the same code. Helpers decide on joining, trials, results and
 pace. Only this module passes events to the scheduler and ends sessions.
 """
 
@@ -65,7 +65,7 @@ STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
 
 
 class SessionManager:
-    """The PS's core: turns messages into scheduler events, and instructions into messages.
+    """The PS's core, which turns messages into scheduler events and instructions into messages.
 
     Args:
         credential: the credential that a device's `hello` must contain; empty if devices need no
@@ -231,7 +231,7 @@ class SessionManager:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
-        """Record the end of a session, and reassign the device's unfinished tasks.
+        """Record the end of a session and reassign the device's unfinished tasks.
 
         Args:
             lost: whether the session ended unintentionally.
@@ -373,7 +373,7 @@ class SessionManager:
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Handle the outcome of a `Check` instruction.
 
-        A correct result is used. After a wrong result, the task is assigned again, and the device's
+        A correct result is used. After a wrong result, the task is reassigned, and the device's
         copies of the inputs are dropped. A device with too many wrong results is quarantined. If
         the check recomputed a few doubtful rows, the recomputed rows replace the device's rows.
         """

@@ -1,7 +1,9 @@
-"""Rules for setting aside devices whose runs fail, and for scheduling their trials. No I/O.
+"""Decide when to set aside devices whose runs fail, and schedule their trials.
 
-A failed run is not a wrong result, and adds no penalty points. However, its task must be repeated,
-so a device on which every run fails slows training down.
+This module does no I/O.
+
+A failed run is not a wrong result and adds no penalty points. However, its task must be repeated,
+so a device on which every run fails slows down training.
 """
 
 from __future__ import annotations

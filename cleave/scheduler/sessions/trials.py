@@ -1,4 +1,6 @@
-"""Trials of devices that get no tasks, and evaluation of the pace of all devices, without I/O.
+"""Run trials of devices that get no tasks, and evaluate the pace of all devices.
+
+This module does no I/O.
 
 A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
 no tasks from the planner (`pace.py`). In a trial, the device multiplies secret random matrices. No
@@ -30,7 +32,7 @@ _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in charact
 
 
 class Trials:
-    """Sets aside devices whose runs fail, and conducts trials of devices that get no tasks.
+    """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
 
     Args:
         rng: secret random generator for the matrices of the trials.

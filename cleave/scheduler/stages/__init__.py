@@ -1,1 +1,1 @@
-"""Training steps by stages: assignment of micro-batch passes to devices."""
+"""Assign micro-batch passes to devices in training steps by stages."""

@@ -1,4 +1,4 @@
-"""Arrays of a step by stages, and functions that split and concatenate payloads."""
+"""Arrays in a step by stages, and functions that split and concatenate payloads."""
 
 from __future__ import annotations
 

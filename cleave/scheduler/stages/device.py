@@ -65,7 +65,7 @@ class GradientAccumulator:
 
 
 class StageDevice:
-    """Tracks one device's arrays for stages, and queues the messages for its micro-batch passes.
+    """Tracks one device's arrays for stages and queues messages for its micro-batch passes.
 
     Attributes:
         work: the current step.
@@ -201,7 +201,7 @@ class StageDevice:
     def sums(
         self, request: StageRequest, accumulator: GradientAccumulator, wanted: Container[SumName]
     ) -> None:
-        """Request the wanted gradient sums of an accumulator, and drop the other sums.
+        """Request the wanted gradient sums of an accumulator and drop the other sums.
 
         `more_sums` later requests the sums that exceed the limit on bytes in flight.
         """

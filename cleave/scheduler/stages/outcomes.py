@@ -77,7 +77,7 @@ class SumsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """Inputs and results of a stage in one step, by micro-batch, for auditing.
+    """Inputs and results of a stage in one step, by micro-batch, for audits.
 
     Attributes:
         x, dy: the stage's input, and the gradient of the stage's output.
@@ -112,11 +112,11 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """A device in `StepWork.watched` has finished a backward pass. An audit of it may begin.
+    """A device in `StepWork.watched` has finished a backward pass, which may now be audited.
 
     Attributes:
         stage: index of the stage in `StepWork.planned`.
-        losses: as in `StepResult`, but only that of this micro-batch.
+        losses: as in `StepResult`, but only for this micro-batch.
         record: inputs and results of this micro-batch.
     """
 
@@ -133,7 +133,7 @@ class StageDone:
 
     Attributes:
         number: index of the stage in `StepResult.records`.
-        losses, gradients: as in `StepResult`, but only those of this stage.
+        losses, gradients: as in `StepResult`, but only for this stage.
     """
 
     number: int
@@ -153,8 +153,8 @@ class DeviceUse:
         name: the device's name.
         compute_s: computation time that the device reported.
         down_s, up_s: sizes of all messages to and from the device, divided by its link rates.
-        timeline: the step in `TIMELINE_PARTS` parts of equal duration; for each part, the share
-            in which the device computed. A computation counts as ended when its answer arrived.
+        timeline: for each of `TIMELINE_PARTS` equal parts of the step, the share of time that the
+            device spent computing. A computation counts as finished when its answer arrives.
     """
 
     name: str

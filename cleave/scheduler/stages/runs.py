@@ -243,9 +243,9 @@ class StageRuns:
     def sustained(self) -> list[tuple[Session, DeviceRates]]:
         """Return the devices whose throughput in layer graphs has changed, with their new rates.
 
-        A device's own measurement is short, and may not show a quota, heat or other programs. So a
-        device's throughput is what it sustained in the last step, but at most `_BELIEVED` times the
-        stated one.
+        A device's own measurement is short and may not reflect a quota, heat or other programs. So
+        a device's throughput is what it sustained in the last step, but at most `_BELIEVED` times
+        the stated throughput.
         """
         found = []
         for session in self._sessions.values():

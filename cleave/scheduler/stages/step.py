@@ -1,8 +1,8 @@
-"""Assignment of micro-batch passes to devices in one step by stages, without I/O.
+"""Assign micro-batch passes to devices in one step by stages. This module does no I/O.
 
-Until the step ends, the PS retains each stage's input and output gradient for every micro-batch,
-and repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of
-them. In each stage, or each part of a divided stage, every micro-batch is in exactly one used
+Until the step ends, the PS retains each stage's input and output gradient for every micro-batch and
+repeats lost passes from these arrays. The PS uses all gradients of an accumulator or none of them.
+In each stage, or each part of a divided stage, every micro-batch is in exactly one used
 accumulator.
 """
 

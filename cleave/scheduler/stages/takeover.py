@@ -1,9 +1,9 @@
-"""Selection of the devices that take over a stage after a device was lost.
+"""Select the devices that take over a stage after a device was lost.
 
 The set of devices with the earliest predicted finish is selected. Each new device must first
-receive the stage's weights, and must return gradient sums at the end, so more devices are not
-always faster. If returning all gradient sums takes too long, the sums are divided into parts. The
-devices of a part process all micro-batches, but return only the sums of this part.
+receive the stage's weights and must return gradient sums at the end, so more devices are not always
+faster. If returning all gradient sums takes too long, the sums are divided into parts. The devices
+of a part process all micro-batches, but return only the sums of this part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Usual magnitudes of the arrays that devices return in steps by stages, to detect outliers."""
+"""Track the usual magnitudes of arrays that devices return in steps by stages, to find outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of late devices, and choice of the devices that take over or duplicate tasks."""
+"""Detect late devices, and choose the devices that take over or duplicate their tasks."""
 
 from __future__ import annotations
 

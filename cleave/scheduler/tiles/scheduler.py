@@ -1,9 +1,9 @@
-"""The scheduler of GEMM tasks, a state machine without I/O.
+"""The scheduler of GEMM tasks, a state machine that does no I/O.
 
 The scheduler sends an array when the first task in a device's queue needs the array and the device
 has free memory, so arrays arrive in wavefront order. Unanswered tasks of a lost device are assigned
-to other devices, and repartitioned if that is faster. Tasks of a late device are duplicated, and
-the first valid result is used.
+to other devices and repartitioned if that is faster. Tasks of a late device are duplicated, and the
+first valid result is used.
 """
 
 from __future__ import annotations
