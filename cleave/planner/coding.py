@@ -26,7 +26,7 @@ PARTIAL: Final = "fp32"  # dtype of the partial sums that devices return for til
 
 
 class CodingPolicy(Enum):
-    """Which links compress payloads. The enum values are the values of `--coding`."""
+    """The links on which payloads are compressed. The enum values are those of `--coding`."""
 
     AUTO = "auto"
     """Compress payloads on links whose rate is at most `LINK_BYTES_PER_S`."""
@@ -83,7 +83,7 @@ def payload_rates(
 
     Args:
         sent: dtype of the payloads that the server sends.
-        returned: dtype of the payloads that devices return, for the compression ratio.
+        returned: dtype that determines the compression ratio of all payloads that devices return.
     """
     return [
         replace(

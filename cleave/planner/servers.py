@@ -173,7 +173,7 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence that says whether more servers are faster and how long they exchange.
+    """Return a sentence that says whether more servers are faster and how long the exchange takes.
 
     `plans` are in ascending order of the number of servers.
     """

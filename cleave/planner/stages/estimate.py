@@ -303,7 +303,7 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """Return the times of each column (a device or group) in each stage that fits in its memory.
+        """Return the times of each column (device or group) in each stage that fits in its memory.
 
         The first array maps a column and a cell to an index in the arrays of times.
         """

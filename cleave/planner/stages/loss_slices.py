@@ -32,7 +32,7 @@ _MOST_SHARED: Final = 16  # maximum number of slices on devices that also comput
 # Slices are tried if a step without the loss has at most this share of the whole step, in seconds,
 # or in FLOPs if devices with layers have the slices.
 _WORTH: Final = 0.95
-# A slice of unequal size has several of the equal parts of the LM head. There are at most so many.
+# For slices of unequal size, the LM head is cut into at most this number of equal parts.
 _PARTS: Final = 64
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices divided by time for the layers
 

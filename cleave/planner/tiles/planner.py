@@ -49,7 +49,7 @@ Indices = npt.NDArray[np.intp]
 _LARGE_FLEET: Final = 2048  # for larger fleets, only the most promising arrangements are tried
 _SMALL_FLEET: Final = 24
 _LEAST_ELEMENTS: Final = 256  # elements of C per device below which subsets may be faster
-_PROMISING: Final = 5  # number of subset sizes that are planned if the PS's card is the limit
+_PROMISING: Final = 5  # number of subset sizes to plan if the network card is the limit
 _PART_BLOCKS: Final = 4  # assumed blocks per device in a part
 _SAMPLE: Final = 512  # maximum number of devices that represent a subset in comparisons
 _MEMORY_MARGIN: Final = 0.9  # because integer tiles are slightly larger than fluid tiles
@@ -73,7 +73,7 @@ class PlanMethod(Enum):
 
 
 class _Latest(NamedTuple):
-    """The latest plan of a GEMM, its fleet, and the makespan of the latest plan made from scratch."""
+    """A GEMM's latest plan, its fleet, and the makespan of the latest plan made from scratch."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -382,7 +382,7 @@ class _Task:
         rates = search.rates.take(subset)
         self.rates = rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
         if throttled := self.rates is not rates:
-            # The times of tiles take each device's share of the PS's card into account.
+            # Tile times include each device's share of the PS's network card.
             self.devices = [
                 replace(
                     device,

@@ -67,7 +67,7 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Return rates whose sum over all devices does not exceed the PS's network card.
+        """Return rates whose sum over all devices does not exceed the network card's rates.
 
         In each direction, all link rates are multiplied by the same factor.
         """
