@@ -33,7 +33,7 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The reason why a process ended, and advice for the user. Neither ends with a full stop."""
+    """Why a process exited, and advice for the user. Neither text ends with a full stop."""
 
     why: str
     advice: str = ""  # empty if unknown

@@ -169,7 +169,7 @@ class Endpoint:
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Wait for the step's next outcome. Return it packed for the worker; None on timeout.
+        """Wait for the step's next outcome. Return it packed for the worker, or None on timeout.
 
         Finished passes and stages also return None, because `StepResult` contains their results.
         """
@@ -200,7 +200,7 @@ class EndpointSetup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of one server, which the server returns when the first server polls it."""
+    """The state that a server returns when the first server polls it."""
 
     start: str  # random id of the process, new when Ray restarts the server
     answer: Answer
@@ -214,7 +214,7 @@ class Seen:
 class OwnEndpoint(Endpoint):
     """An endpoint in a separate process. A training worker and the first server call it.
 
-    `again` means that the process replaces a lost process. The new process uses any free port if it
+    `again` is True if the process replaces a lost one. The new process uses any free port if it
     cannot listen on the configured port.
     """
 

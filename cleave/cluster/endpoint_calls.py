@@ -42,7 +42,7 @@ class EndpointCalls(Protocol):
 
         Raises:
             CleaveError: if the method raises this error.
-            EndpointLostError: if the endpoint's process has ended, or if it does not respond within
+            EndpointLostError: if the endpoint's process has exited, or does not respond within
                 `timeout_s` seconds.
         """
 

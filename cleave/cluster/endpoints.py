@@ -1,4 +1,4 @@
-"""Starting servers' endpoints on the nodes of a Ray cluster, and assigning them to workers."""
+"""Start servers' endpoints on the nodes of a Ray cluster, and assign them to workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class PortInUseError(UsageError):
-    """Raised when the port to listen on is in use, perhaps by a previous run that is ending."""
+    """Raised when the port is in use, perhaps by a previous run that is shutting down."""
 
 
 def retried(

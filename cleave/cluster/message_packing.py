@@ -1,4 +1,4 @@
-"""Packing of messages between a worker and its endpoint during a step by stages.
+"""Pack messages between a worker and its endpoint during a step by stages.
 
 Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
 Python object, because devices keep a graph or a frozen weight only while the object is the same.

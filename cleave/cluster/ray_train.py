@@ -1,4 +1,4 @@
-"""Training of one model on several servers. Each server is a Ray Train worker.
+"""Train one model on several servers. Each server is a Ray Train worker.
 
 When a worker is lost, Ray restarts all workers, and training resumes from the newest checkpoint in
 the run folder. Through a `Board` actor, the workers send training records to the process that

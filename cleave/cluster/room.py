@@ -1,4 +1,4 @@
-"""Waiting until a Ray cluster has enough free cores for the servers, or the user stops the wait.
+"""Wait until a Ray cluster has enough free cores for the servers, or the user stops the wait.
 
 Ray Train itself would wait forever, so each attempt is a separate run with a time limit.
 """
@@ -27,13 +27,13 @@ def fitted(
 ) -> bool:
     """Call `fit` to train, and retry while the cluster has too few free cores.
 
-    Also retry a few times if a worker ends before it trains, for example because its node is lost.
-    Call `waits` before a retry for lack of cores, and `failed` before any other retry. Return False
-    if `stops` returned True before the workers started.
+    Also retry a few times if a worker exits before it trains, for example because its node is lost.
+    Call `waits` before a retry due to too few cores, and `failed` before any other retry. Return
+    False if `stops` returned True before the workers started.
 
     Raises:
-        Exception: the error from `fit`, if it does not come from the start of the workers, or after
-            `MOST_FAILED` consecutive failed starts.
+        Exception: the error from `fit`, if the workers had started, or after `MOST_FAILED`
+            consecutive failed starts.
     """
     failures = 0
     while True:

@@ -1,4 +1,4 @@
-"""Regular moves of devices from endpoints with many devices to endpoints with few devices."""
+"""Regularly move devices from endpoints with many devices to endpoints with few devices."""
 
 from __future__ import annotations
 

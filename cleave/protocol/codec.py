@@ -1,7 +1,7 @@
-"""Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
+"""Encode and decode messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload is the last item, a msgpack `bin`. So a sender can write header and payload separately,
-and a receiver can read the payload as a view of the message.
+The payload is the last item, a msgpack `bin`. So a sender can write the header and the payload
+separately, and a receiver can read the payload as a view of the message.
 """
 
 from __future__ import annotations

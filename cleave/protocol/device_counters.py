@@ -14,7 +14,7 @@ class DeviceCounters:
 
     Attributes:
         blocks: number of requested results that the PS received.
-        flops: number of floating-point operations for the counted results.
+        flops: number of floating-point operations that produced the counted results.
         downlink_bytes, uplink_bytes: total size of the messages to and from the device, in bytes.
         compute_s: computation time that the device reported, in seconds.
         energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.

@@ -1,4 +1,4 @@
-"""Negotiation of features, which are optional parts of a protocol version.
+"""Negotiate features, which are optional parts of a protocol version.
 
 A client names its features in `hello`. The PS replies in `welcome` with the features that both
 sides support. Neither side sends messages of any other feature.

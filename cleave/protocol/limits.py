@@ -1,7 +1,7 @@
 """All limits of the protocol.
 
 A client written from `docs/protocol.md` relies on these values. Exceeding a limit ends the session,
-unless the limit's comment states another consequence.
+unless the limit's comment says otherwise.
 """
 
 from typing import Final

@@ -58,7 +58,7 @@ class Feature(Enum):
 
 
 class _OpenEnum(StrEnum):
-    """An enum that accepts unknown values, because newer peers may define more members."""
+    """An enum that accepts unknown values, because newer peers may define additional members."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -96,7 +96,7 @@ class ErrorCode(_OpenEnum):
 
 
 class _Always:
-    """A message that needs no feature, so that every session may use it."""
+    """A message that needs no feature, so every session may use it."""
 
     __slots__ = ()
     FEATURE: ClassVar[Feature | None] = None
@@ -306,7 +306,7 @@ class Cancel(_Always):
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the link rates that the device asked the PS to measure; `bye` follows."""
+    """PS to device: the link rates that the device asked the PS to measure. `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -317,7 +317,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat(_Always):
-    """Device to PS: the device is still connected. `welcome` states the longest interval."""
+    """Device to PS: the device is still connected. `welcome` sets the longest interval."""
 
     TYPE: ClassVar[str] = "heartbeat"
 

@@ -1,4 +1,4 @@
-"""Sanitizes strings from a peer so that a terminal, log or web page can safely show them."""
+"""Sanitize strings from a peer so that a terminal, log or web page can safely show them."""
 
 from __future__ import annotations
 

@@ -90,10 +90,10 @@ def open_app(
         operator_token: token that operators must send; empty for the token in the data folder, or
             a random token without a folder.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
-            for none.
+            to disable.
         facts: facts about the server that overviews show; None for empty facts.
         grid: electricity grid that powers the devices; None if unknown.
-        ps_watts: power in watts that this machine draws from the wall socket; None to use its
+        ps_watts: power in watts that this machine draws at the wall socket; None to use its
             sensors, if any.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Compression and decompression of payloads in threads, to keep the event loop free.
+"""Compress and decompress payloads in threads, to keep the event loop free.
 
 An array that is sent to several devices is compressed once. The compressed bytes stay in memory
 while a message with the array waits to be sent.
@@ -18,7 +18,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 
 class SharedArray:
-    """An array that is sent in `put` messages. The first call to `coded` compresses it."""
+    """An array sent in `put` messages. The first call to `coded` compresses the array."""
 
     def __init__(self, put: Put, pool: ThreadPoolExecutor) -> None:
         self.payload = put.payload
@@ -35,7 +35,7 @@ class SharedArray:
 
 
 class Coder:
-    """Compression and decompression of payloads for all sessions, in background threads."""
+    """Compresses and decompresses payloads for all sessions, in background threads."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "cleave-coding")

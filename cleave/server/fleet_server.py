@@ -78,7 +78,7 @@ class ServerConfig:
     """Settings of a server, such as its address and which devices and operators it admits.
 
     Attributes:
-        host: address to listen on; `0.0.0.0` for every network of this machine.
+        host: address to listen on; `0.0.0.0` for all network interfaces.
         port: port to listen on; 0 for any free port.
         credential: secret that devices must send; random by default. `Server.url` contains it.
         operator_credential: secret that operators must send; random by default.
@@ -91,7 +91,7 @@ class ServerConfig:
         verify: which results the PS checks before it uses them, as for `cleave serve --verify`:
             True or `auto`, `all`, `sample:P`, False or `off`. The PS reissues a task with a wrong
             result to another device. It quarantines a device that sends several wrong results, or
-            one result that is wrong as a whole.
+            one entirely wrong result.
         auth: decides which devices and operators are admitted. By default, clients must send the
             credentials above. With `auth`, the credentials above are used only in the URLs.
         security: TLS settings, and which web pages may connect from browsers. By default, a server
@@ -102,7 +102,7 @@ class ServerConfig:
             `any`. Without `auth`, every device that sends `credential` counts as `own`.
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
-        card: bandwidth of the server's network card, which all devices share; None for no limit.
+        card: rates of the server's network card, which all devices share; None for no limit.
         numbering: the session numbers that this server assigns to devices.
     """
 

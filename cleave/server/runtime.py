@@ -367,7 +367,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result in a thread, or in the loop if the task is small and no check runs.
+        """Check a result in a thread, or in the loop if the task is small and no check is running.
 
         Results are checked one at a time, because all blocks of a GEMM share the GEMM's secret
         vectors. Return no instructions if the checker's thread checks the result.

@@ -25,7 +25,7 @@ _JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less tha
 
 
 class ConnectionLostError(Exception):
-    """The connection to the peer was lost. The message states the reason, if known."""
+    """The connection to the peer was lost. The message gives the reason, if known."""
 
 
 class CutError(ConnectionLostError):
@@ -47,10 +47,10 @@ class Connection(Protocol):
         """
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer; return False if no byte moves for `within_s` seconds before its pong.
+        """Ping the peer; return False if no byte moves for `within_s` seconds before the pong.
 
-        On a slow link, the ping may wait long behind a message that this side sends, and the pong
-        behind a message that the peer sends.
+        On a slow link, the ping may wait a long time behind a message that this side sends, and the
+        pong behind a message that the peer sends.
         """
 
     async def close(self) -> None:
@@ -86,7 +86,7 @@ class Guarded(Protocol):
 
 
 class ClientSocket(ClientConnection):
-    """A WebSocket of a client that counts received bytes, also those of incomplete messages."""
+    """A client's WebSocket that counts received bytes, including those of incomplete messages."""
 
     received_bytes = 0
 
@@ -97,10 +97,10 @@ class ClientSocket(ClientConnection):
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """Bytes that were received, that wait for the operating system, and that it has taken.
+    """Numbers of bytes received, waiting for the operating system, and accepted by it.
 
-    The system takes a few bytes even if the peer has vanished. While bytes wait, its own buffer is
-    full, and it takes more of them only if the peer receives some.
+    The system accepts a few bytes even if the peer has vanished. While bytes wait, the system's
+    buffer is full, and it accepts more only if the peer receives some.
     """
 
     received_bytes: int
@@ -212,7 +212,7 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server. Send no data if its certificate does not match the URL's fingerprint.
+    """Connect to a server. Send no data if the certificate does not match the URL's fingerprint.
 
     Args:
         memory_bytes: memory budget in bytes that a device declares in its `hello`. The budget also

@@ -1,9 +1,9 @@
-"""Limits on pending connections and failed attempts per address, and the log of refusals.
+"""Limit pending connections and failed attempts per address, and log refusals.
 
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
 pending connections are limited per address and in total. At the total limit, a new connection
-replaces the oldest connection of the network with the most pending connections, unless its own
-network has as many. So slow clients cannot block a fast client.
+replaces the oldest connection of the network with the most pending connections, unless the new
+connection's network has as many. So slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WaitingPlace:
 
 
 class PendingConnections:
-    """Counts pending connections, and decides whether to accept another one."""
+    """Counts pending connections and decides whether to accept another one."""
 
     def __init__(self, allowed: ConnectionLimits) -> None:
         self.allowed = allowed
@@ -103,7 +103,7 @@ class PendingConnections:
     def _oldest_of_most(self, network: str) -> int | None:
         """Return the oldest ticket of the network that has the most tickets.
 
-        The result is None if `network` has as many.
+        Return None if `network` has as many.
         """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):

@@ -1,8 +1,8 @@
-"""Limits on received WebSocket frames, which are inspected before a message is complete.
+"""Limit received WebSocket frames, which are inspected before a message is complete.
 
 The module checks announced message lengths, the bytes of incomplete messages, and the number of
-tiny frames. It performs no I/O. The caller passes in bytes and times, processes the allowed bytes,
-and closes the connection when a limit is exceeded.
+tiny frames. It does no I/O. The caller passes in bytes and times, processes the allowed bytes, and
+closes the connection when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes: `work` of the largest awaited task result, `any` of the largest result."""
+    """Sizes in bytes: `work` of the largest awaited task result, `any` of any awaited result."""
 
     work: int = 0
     any: int = 0
@@ -40,7 +40,7 @@ class FrameGate:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
         awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by up to
             the size of the largest awaited result.
-        data_bytes: received bytes of all messages, also of one that is incomplete.
+        data_bytes: received bytes of all messages, including an incomplete one.
     """
 
     def __init__(self, now_s: float) -> None:

@@ -22,13 +22,15 @@ JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a d
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. All fields but `address` are in the fragment, which browsers do not send.
+    """A parsed join URL. All fields except `address` are in the fragment.
+
+    Browsers do not send the fragment.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
         server: ID of the server; empty if the URL does not contain an ID.
         fingerprint: fingerprint of the only certificate to accept; empty to verify the certificate
-            with the system's trusted issuers.
+            against the system's trusted CAs.
     """
 
     address: str
@@ -60,8 +62,8 @@ class JoinUrl:
 def parse_join_url(url: str) -> JoinUrl:
     """Parse `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
 
-    With TLS, the schemes are `https://` and `wss://`, and the fragment may name the certificate
-    (`&fp=FINGERPRINT`).
+    With TLS, the schemes are `https://` and `wss://`, and the fragment may contain the
+    certificate's fingerprint (`&fp=FINGERPRINT`).
 
     Raises:
         UsageError: if `url` is not a join URL.
@@ -121,8 +123,8 @@ def read_url(text: str) -> str:
     The file may also contain the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: if the file is unreadable or contains no URL. The error message omits the
-            file's content, which may be a different secret.
+        UsageError: if the file is unreadable or contains no URL. The error message omits the file's
+        content, which may be some other secret.
     """
     if not text.startswith("@"):
         return text

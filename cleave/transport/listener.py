@@ -1,4 +1,4 @@
-"""Listening sockets that refuse excess connections before TLS, HTTP or an asyncio task costs time.
+"""Listening sockets that refuse excess connections before they use TLS, HTTP or an asyncio task.
 
 For each connection, a `Listener` asks a `ConnectionGate` whether to accept it. The socket of an
 accepted connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
@@ -43,7 +43,7 @@ BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):
-    """An accepted connection's socket, which reports admission, refusal and closing to the gate."""
+    """An accepted connection's socket, which reports admission, refusal and close to the gate."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
@@ -223,7 +223,7 @@ class GuardedConnection(ServerConnection):
     arrive together are processed in batches, between which the event loop serves other connections.
 
     Attributes:
-        cut_because: reason why this side aborted the connection; empty if this side did not.
+        cut_because: why this side aborted the connection; empty if it did not.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:

@@ -141,7 +141,7 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """The TLS mode of a server for which the user supplies no certificate."""
+    """TLS mode of a server without a certificate from the user."""
 
     AUTO = "auto"  # TLS with a self-signed certificate that the server creates
     OFF = "off"  # no TLS: plain WebSockets and HTTP
@@ -154,9 +154,10 @@ class Security:
     Attributes:
         tls: TLS mode of a server without `certificate`. None means `OFF` on loopback or with
             `insecure_lan`, and `AUTO` otherwise.
-        certificate, key: PEM files with a user's certificate and its private key. Set both or none.
-        folder: folder that stores a self-signed certificate. If None, every start of the server
-            creates a new certificate.
+        certificate, key: PEM files with a user's certificate and its private key. Set both or
+            neither.
+        folder: folder for a self-signed certificate. If None, the server creates a new certificate
+            at every start.
         insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
         allow_origins: origins of other servers' web pages that may connect to this server.
     """
@@ -178,7 +179,7 @@ class Exposure:
         host: host name or IP address for the server's URLs.
         names: all host names and IP addresses of the server.
         fingerprint: fingerprint of the only certificate that clients accept; empty without TLS, or
-            if clients verify a user's certificate with the system's trusted issuers.
+            if clients verify a user's certificate against the system's trusted CAs.
     """
 
     context: ssl.SSLContext | None

@@ -1,4 +1,4 @@
-"""Merging of several servers' overviews into one overview of all servers."""
+"""Merge several servers' overviews into one overview of all servers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Admission of devices and operators by join codes, credentials and operator tokens."""
+"""Admit devices and operators by join codes, credentials and operator tokens."""

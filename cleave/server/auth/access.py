@@ -1,4 +1,4 @@
-"""Admission of devices by join codes and credentials, and of operators by tokens."""
+"""Admit devices by join codes and credentials, and operators by tokens."""
 
 from __future__ import annotations
 

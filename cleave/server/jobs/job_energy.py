@@ -1,4 +1,4 @@
-"""The energy record of a run, from the sessions' work and the server's own energy.
+"""Compute a run's energy record from the sessions' work and the server's own energy.
 
 The sessions' counters are read in the server's event loop at the start and at the end of a job. The
 difference is the job's work, because a server runs one job at a time.
@@ -30,7 +30,7 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Measures the energy that this machine has used since the meter was created. Thread-safe.
+    """Measures the energy that this machine has used since construction. Thread-safe.
 
     `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
     Without it, `meter` measures only the processor and the memory.

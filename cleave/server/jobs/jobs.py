@@ -180,7 +180,7 @@ class Jobs:
         return job
 
     def pause(self, id: str) -> TrainingJob:
-        """Ask a job to pause until `resume` is called, and return the job.
+        """Ask a job to pause until `resume` is called. Return the job.
 
         A running job writes a checkpoint after its current step. Then the next queued job starts.
         """

@@ -23,7 +23,7 @@ class FolderInUseError(CleaveError):
 class DataFolder:
     """A server's data folder, which stays locked until the `with` block ends.
 
-    A missing folder is created, with access only for its owner.
+    A missing folder is created. Only its owner can access it.
 
     Raises:
         FolderInUseError: if another server uses the folder.

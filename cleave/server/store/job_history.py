@@ -1,4 +1,4 @@
-"""The past and present jobs of a server, which are saved in the store."""
+"""A server's past and present jobs, which are saved in the store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The server's SQLite database of devices, credentials, join codes, wrong results and jobs.
 
-Writes are short transactions, which are not lost if the process is killed (WAL mode). A power
-failure may lose the latest transactions, but the database stays consistent.
+Writes are short transactions that survive if the process is killed (WAL mode). A power failure may
+lose the latest transactions, but the database stays consistent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AccessStatus(Enum):
 
 
 class Departure(Enum):
-    """The way in which a device's last session ended. Users see the enum values."""
+    """How a device's last session ended. Users see the enum values."""
 
     AWAY = "away"
     LOST = "lost"
