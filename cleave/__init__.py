@@ -5,7 +5,7 @@
     with cleave.offloaded(model, fleet):  # the fleet computes the GEMMs of every nn.Linear
         ...                               # your own training loop
 
-`import cleave` is fast, because torch is imported only when a function first needs it.
+`import cleave` is fast because torch is imported only when a function first needs it.
 
 All loggers of the package are children of the logger `cleave`. Nothing is printed unless the
 application configures `logging`.

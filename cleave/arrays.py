@@ -1,6 +1,7 @@
 """Buffers: the matrices that are sent between the PS and devices.
 
-A `Buffer` is a numpy array with a dtype tag. numpy has no bf16: bf16 elements are stored as uint16.
+A `Buffer` is a numpy array with a dtype tag. numpy has no bf16, so bf16 elements are stored as
+uint16.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
     """Return the largest absolute value of `data`; NaN if any element is NaN, 0 if it is empty.
 
-    Elements are compared as integers, without copying: among floating-point numbers of one sign,
-    larger magnitudes have larger bit patterns, and NaN has the largest.
+    Elements are compared as integers, without copying: among floating-point numbers of the same
+    sign, larger magnitudes have larger bit patterns, and NaN has the largest.
     """
     bits = 8 * dtype.itemsize
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")

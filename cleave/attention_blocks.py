@@ -13,7 +13,7 @@ class Blocks:
     """Memory limits for the attention scores of one layer and one sequence.
 
     Attributes:
-        whole_bytes: maximum size in bytes of the scores of all queries. If their size is larger,
+        whole_bytes: maximum size in bytes of the scores of all queries. If the scores are larger,
             attention is computed for one block of queries at a time.
         block_bytes: maximum size in bytes of one block's scores, if the block has several queries.
     """

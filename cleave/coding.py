@@ -3,10 +3,11 @@
 The exponents of a model's values are similar, but signs and fractions are almost random. So only
 the exponents are compressed:
 
-1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
-   a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
-   holds fraction and sign. The upper byte of a rotated fp16 also has three bits of the fraction.
-2. The upper bytes are compressed with DEFLATE, using Huffman codes only, because a search for
+1. Each 16-bit element is rotated left by one bit. In an fp32 element, only the upper half, which is
+a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
+holds the fraction and the sign. The upper byte of a rotated fp16 also holds three bits of the
+fraction. 2. The upper bytes are compressed with DEFLATE, using Huffman codes only, because a search
+for
    repetitions is slow and finds none.
 3. All other bytes are stored uncompressed.
 

@@ -1,4 +1,4 @@
-"""Exceptions that users see. Each message is one sentence that states the problem and a remedy."""
+"""Exceptions that users see. Each message is one sentence with the problem and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CleaveError(Exception):
 
 
 class UsageError(CleaveError):
-    """A user's request is invalid, for example because of a wrong value or an unknown name.
+    """The user's request is invalid, for example because of a wrong value or an unknown name.
 
     The CLI prints the message and exits with code 2.
     """

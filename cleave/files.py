@@ -263,7 +263,7 @@ class LockedError(CleaveError):
 class Lock:
     """An exclusive lock on a file, held from construction until `release` or the end of `with`.
 
-    The operating system releases the lock when the process ends. While locked, a writable file
+    The operating system releases the lock when the process exits. While locked, a writable file
     contains the process ID and host name of the holder. The file is never deleted.
 
     Args:

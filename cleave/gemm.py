@@ -63,7 +63,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of a GEMM's index space: ranges of C's rows (m), C's columns (n) and the depth (k)."""
+    """A box in a GEMM's index space: ranges of C's rows (m), C's columns (n) and the depth (k)."""
 
     m: Span
     n: Span
@@ -143,7 +143,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
     """Yield a tile's blocks in the order in which a device computes them.
 
     Strips are sent in the order A0 B0 A1 B1 .... When an A-strip arrives, the device multiplies
-    this strip by every B-strip that has arrived, and vice versa. So when a share f of the download
+    this strip by every B-strip that has arrived, and vice versa. So once a share f of the download
     has arrived, a share f^2 of the blocks can be computed.
     """
     have_a = have_b = 0

@@ -22,7 +22,7 @@ class ClusterOptions:
     Attributes:
         ray: host:port of the Ray cluster that starts the servers; `auto` for this node's cluster;
             empty to start a Ray cluster on this machine.
-        listen: host:port or port at which devices join; empty to emulate the devices.
+        listen: host:port, or only a port, at which devices join; empty to emulate the devices.
         runs: parent folder of run folders. All servers need access to this folder.
     """
 

@@ -1,4 +1,4 @@
-"""Checks for `cleave doctor`: installed modules, disk space, and memory for training a model."""
+"""Check requirements for `cleave doctor`: modules, disk space, and memory to train a model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of checking one requirement. `advice` explains how to meet it if it is unmet."""
+    """The result of checking one requirement. If it is unmet, `advice` explains how to meet it."""
 
     verdict: Verdict
     what: str
@@ -133,7 +133,7 @@ class Fit:
     """The memory that a training method requires, and whether the machines have enough memory.
 
     Attributes:
-        device_bytes: memory requirement of the device that needs most; 0 if no device is used.
+        device_bytes: memory requirement of the device that needs the most; 0 if no device is used.
         server_bytes: memory requirement of the server, if `cleave train` runs with `options`.
         options: options of `cleave train` that reduce the server's memory requirement.
         reason: why the step does not fit in memory; empty if it fits.

@@ -1,4 +1,4 @@
-"""A client with which commands such as `cleave jobs` send operator requests to a server."""
+"""A client through which commands such as `cleave jobs` send operator requests to a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts of a training step by each method, for `cleave plan` and `cleave doctor`."""
+"""Forecast a training step by each method, for `cleave plan` and `cleave doctor`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def with_own_device_s(self, found: MethodChoice) -> float | None:
-        """Forecast a step by stages if this machine is a device too, in seconds.
+        """Return the step time by stages, in seconds, if this machine is also a device.
 
         The result is None if stages are not chosen, or if this device is not worthwhile.
         """

@@ -37,7 +37,7 @@ def ending_signals() -> list[signal.Signals]:
     """Return the signals that shut a server down cleanly: SIGINT, SIGTERM and usually SIGHUP.
 
     SIGHUP means that the terminal was closed. Under `nohup`, SIGHUP is ignored and not returned, so
-    the server outlives its terminal.
+    the server keeps running after its terminal closes.
     """
     found = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP

@@ -1,4 +1,4 @@
-"""Runs a trained model for `cleave eval` and `cleave generate`, here or on devices."""
+"""Run a trained model for `cleave eval` and `cleave generate`, here or on devices."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = Fals
 
 @app.command("resume")
 def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Requeue a job that was paused, stopped, or interrupted when its server ended.
+    """Requeue a job that was paused or stopped, or that was interrupted when its server exited.
 
     Examples:
 

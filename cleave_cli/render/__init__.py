@@ -1,1 +1,1 @@
-"""Formatting of the commands' output as tables, plots, CSV and JSON."""
+"""Format the commands' output as tables, plots, CSV and JSON."""

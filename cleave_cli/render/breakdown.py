@@ -31,7 +31,7 @@ def server_parts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bottleneck(record: Mapping[str, Any]) -> str:
-    """Return a clause that names what takes most of a step by stages.
+    """Return a clause that names what takes the most time in a step by stages.
 
     Args:
         record: a `StepRecord` as a dictionary, with at least one device.

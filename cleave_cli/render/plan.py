@@ -54,7 +54,7 @@ def show_methods(title: str, found: MethodChoice) -> None:
 
 
 def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, float]) -> None:
-    """Say if the server alone is faster in another dtype than the chosen method in `dtype`.
+    """Say if the server alone, in another dtype, is faster than the chosen method in `dtype`.
 
     `alone_s` maps dtypes to step times of the server alone, in seconds.
     """

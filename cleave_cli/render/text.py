@@ -1,4 +1,4 @@
-"""Formats and prints text for 80-column terminals, and CSV.
+"""Format and print CSV, and text for 80-column terminals.
 
 Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
 or a library may not be, so `printable` sanitizes text again before it is printed.

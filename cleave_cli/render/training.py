@@ -83,8 +83,8 @@ class HumanDisplay(Display):
     Args:
         verbose: whether to show tiles, traffic by kind, the bytes that compression saved, and what
             each device did in a step by stages.
-        log_every: number of steps after which a line is printed, 0 for no lines; None for a line
-            after each step, or for no lines on a terminal.
+        log_every: number of steps between printed lines; 0 for no lines; None for a line after each
+            step, but no lines on a terminal.
     """
 
     def __init__(self, *, verbose: bool = False, log_every: int | None = None) -> None:
@@ -160,7 +160,7 @@ class HumanDisplay(Display):
 
 
 class _TasksColumn(ProgressColumn):
-    """Shows the progress of the current step, as `tasks` returns it."""
+    """Shows the progress of the current step, as returned by `tasks`."""
 
     max_refresh = 0.25
 
