@@ -90,7 +90,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Restore the SIGTERM handler on exit, because Ray's handler ends the process immediately."""
+    """Restore the SIGTERM handler on exit, because Ray's handler kills the process immediately."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

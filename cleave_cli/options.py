@@ -181,7 +181,7 @@ class SimulationProgress:
     _task: TaskID
 
     def done(self, what: str) -> None:
-        """Count one finished simulation, and show `what` as the bar's description."""
+        """Count one finished simulation and show `what` as the bar's description."""
         self._bar.update(self._task, advance=1, description=what)
 
     def say(self, what: str) -> None:

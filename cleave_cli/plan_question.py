@@ -67,7 +67,7 @@ class PlanQuestion:
         return forecaster.with_own_device(self.in_fp32, stages, memory_bytes)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages. If it is impossible, `Forecast.refused` states the reason."""
+        """Forecast a step by stages. If it is impossible, `Forecast.refused` gives the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:

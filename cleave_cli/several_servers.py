@@ -184,7 +184,7 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Endpoints:
-    """Open one endpoint per server, and show the join URLs. `at` is the host and first port."""
+    """Open one endpoint per server and show the join URLs. `at` is the host and first port."""
     from cleave.cluster.endpoint import EndpointSetup
     from cleave.cluster.endpoints import open_endpoints
     from cleave.cluster.spreading import Spreading, everybody

@@ -43,7 +43,7 @@ class Ending:
 
 
 def ending(text: str) -> Ending:
-    """Extract the reason why a process ended from a long Ray error message."""
+    """Extract the reason why a process exited from a long Ray error message."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -132,7 +132,7 @@ class Board:
         return list(self._used.values())
 
     def lost(self, rank: int, why: Ending) -> None:
-        """Record why a server was lost, and add a note that all servers restart."""
+        """Record why a server was lost and add a note that all servers restart."""
         self._loss = f"server {rank + 1}: {why}"
         note = f"server {rank + 1} was lost, and all start again: {why.why}"
         self._records.append(NoteRecord(note))

@@ -185,7 +185,7 @@ class Endpoint:
             self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
-        """Send a `bye` message to every device, and close the server."""
+        """Send a `bye` message to every device and close the server."""
         self._server.close()
 
 

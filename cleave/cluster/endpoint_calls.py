@@ -216,6 +216,6 @@ class ServedEndpoint:
 
 
 def _hang_up(caller: Connection) -> None:
-    """Shut down a caller's connection, so that the thread that reads from it ends."""
+    """Shut down a caller's connection, so that the thread that reads from it stops."""
     with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

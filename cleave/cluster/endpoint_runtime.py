@@ -77,7 +77,7 @@ class EndpointRuntime(FleetRuntime):
         return False
 
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM, and wait until it has ended."""
+        """Withdraw a GEMM and wait until it has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 

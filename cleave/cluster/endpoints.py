@@ -1,4 +1,4 @@
-"""Start servers' endpoints on the nodes of a Ray cluster, and assign them to workers."""
+"""Start servers' endpoints on the nodes of a Ray cluster and assign them to workers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Endpoints:
         )
 
     def close(self) -> None:
-        """Close all endpoints, and end the sessions of all devices."""
+        """Close all endpoints and end the sessions of all devices."""
         ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has no sessions
 
 

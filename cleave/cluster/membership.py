@@ -131,7 +131,7 @@ class Membership:
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Report a quarantined device to the first server, and refuse the device at this server."""
+        """Report a quarantined device to the first server and refuse the device at this server."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 

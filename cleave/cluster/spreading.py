@@ -111,7 +111,7 @@ class Spreading:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop moving devices, and wait until the thread has ended."""
+        """Stop moving devices and wait until the thread has ended."""
         self._closed.set()
         self._thread.join()
 

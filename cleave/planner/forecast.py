@@ -1,4 +1,4 @@
-"""Forecast one training step by each method, and choose between the methods.
+"""Forecast one training step by each method and choose between the methods.
 
 `cleave train`, `plan`, `emulate`, `simulate` and `doctor` all use this module, so these commands
 choose the same method for the same fleet and batch.

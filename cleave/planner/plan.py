@@ -137,7 +137,7 @@ class StepGemm:
 
     @property
     def held(self) -> HeldSide:
-        """Return the operand that devices still hold from an earlier sibling; empty for neither."""
+        """Return the operand that devices still hold from an earlier sibling; empty if neither."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"

@@ -89,7 +89,7 @@ class CancelledRuns:
         return run in self._runs
 
     def answered(self, run: int) -> bool:
-        """Return True for the first response to a cancelled run, and remove the run."""
+        """Return True for the first response to a cancelled run and remove the run."""
         return self._runs.pop(run, None) is not None
 
     @property

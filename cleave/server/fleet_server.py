@@ -446,7 +446,7 @@ _websockets_logger.addFilter(_unexpected)
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
-    """Start a server in a thread of this process, and return it once it listens for devices.
+    """Start a server in a thread of this process and return it once it listens for devices.
 
     Args:
         config: settings; by default, the server listens on loopback and any free port.

@@ -594,7 +594,7 @@ class LiveRuntime(Runtime):
         self._post(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
-        """Report a wrong result, and quarantine the device that sent it. Runs in the event loop."""
+        """Report a wrong result and quarantine the device that sent it. Runs in the event loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)

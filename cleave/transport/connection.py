@@ -62,7 +62,7 @@ class Accepted(Connection, Protocol):
 
     @property
     def data_bytes(self) -> int:
-        """Return the received bytes of all messages, also of one that is incomplete."""
+        """Return the received bytes of all messages, including an incomplete one."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""

@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Sizes in bytes: `work` of the largest awaited task result, `any` of any awaited result."""
+    """Size in bytes of the largest awaited result: `work` of task results, `any` of all results."""
 
     work: int = 0
     any: int = 0

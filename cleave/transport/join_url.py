@@ -123,8 +123,8 @@ def read_url(text: str) -> str:
     The file may also contain the whole `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: if the file is unreadable or contains no URL. The error message omits the file's
-        content, which may be some other secret.
+        UsageError: if the file is unreadable or contains no URL. The error message omits the
+            file's content, which may be some other secret.
     """
     if not text.startswith("@"):
         return text

@@ -1,4 +1,4 @@
-"""Listening sockets that refuse excess connections before they use TLS, HTTP or an asyncio task.
+"""Refuse excess connections at the listening socket, before TLS, HTTP or an asyncio task.
 
 For each connection, a `Listener` asks a `ConnectionGate` whether to accept it. The socket of an
 accepted connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
@@ -75,7 +75,7 @@ class PendingSocket(socket.socket):
             self._connection_gate.failed(self.address, reason)
 
     def close(self) -> None:
-        """Close the socket, and stop counting the connection as pending."""
+        """Close the socket and stop counting the connection as pending."""
         if self.fileno() >= 0:
             self._connection_gate.forget(self)
         late = self._connection_gate.loop.time() >= self.deadline_s
@@ -362,7 +362,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def data_bytes(self) -> int:
-        """Return the received bytes of all messages, also of one that is incomplete."""
+        """Return the received bytes of all messages, including an incomplete one."""
         return self._frame_gate.data_bytes
 
     def admitted(self, least_bytes: int) -> None:
@@ -382,12 +382,12 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """Ignore further data, and abort the connection after giving the peer time to read."""
+        """Ignore further data and abort the connection after giving the peer time to read."""
         self._hear_no_more()
         self._end_soon()
 
     def refused(self, reason: str) -> None:
-        """Log the reason for a refusal, and abort the connection after sending queued data."""
+        """Log the reason for a refusal and abort the connection after sending queued data."""
         if not self.cut_because:
             self._end_soon()
             self._log(reason)
@@ -445,7 +445,7 @@ class GuardedConnection(ServerConnection):
 
 
 def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
-    """Bind one `Listener` to each IP address of a host, and return the listeners.
+    """Bind one `Listener` to each IP address of a host and return the listeners.
 
     Args:
         host: host name or IP address; empty for all addresses of this machine.

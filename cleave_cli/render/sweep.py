@@ -24,7 +24,7 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How often each device is lost, and how long it takes to detect a loss."""
+    """How often each device is lost and how long it takes to detect a loss."""
 
     losses_per_s: float
     detection_s: float

@@ -78,7 +78,7 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Prints lines on stderr, and shows a progress bar if stderr is a terminal.
+    """Prints lines on stderr and shows a progress bar if stderr is a terminal.
 
     Args:
         verbose: whether to show tiles, traffic by kind, the bytes that compression saved, and what

@@ -178,7 +178,7 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return the memory for graphs, and for a run that needs `of_token` bytes per token."""
+    """Return the memory for graphs and for a run that needs `of_token` bytes per token."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
@@ -254,7 +254,7 @@ def predict(
 
 
 def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
-    """Run a simulation of a step, and return the plan with the predicted time and traffic."""
+    """Run a simulation of a step and return the plan with the predicted time and traffic."""
     model = run.model
     # The simulation does not include PS layers before the first stage. The PS computes the forward
     # pass of these layers before the simulated part of a step, and their backward pass after it.

@@ -126,7 +126,7 @@ class StageSimulation:
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
-        # Most events are transfers of pieces on the card. They are handled here for speed.
+        # Most events are transfers of pieces on the network card. They are handled here for speed.
         received, send_up = self._received_event, self._send_up_event
         while events:
             now_s, _, happens, what = events[0]
@@ -275,7 +275,7 @@ class StageSimulation:
         return found
 
     def _passed(self, now_s: float, request: SimulatedRequest) -> None:
-        """Record the arrival of all results of a request, and assign the next requests."""
+        """Record the arrival of all results of a request and assign the next requests."""
         self._end_s = now_s
         device, stage, batch = request.device, request.stage, request.batch
         device.under_way -= 1
@@ -419,7 +419,7 @@ class StageSimulation:
         request: SimulatedRequest | None,
     ) -> None:
         """Queue messages behind those in transit to a device; `request` is None for weights."""
-        if not self.egress.byte_s:  # the card limits no transfer: arrival times are known now
+        if not self.egress.byte_s:  # network card is no limit: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
                 received_s += message.passes_s
@@ -470,7 +470,7 @@ class StageSimulation:
             self._at(made_s, self._made, (request, list(request.sends)))
             return
         device = request.device
-        for nbytes in reversed(request.sends):  # the card limits no transfer
+        for nbytes in reversed(request.sends):  # the network card limits no transfer
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s

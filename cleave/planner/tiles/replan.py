@@ -1,4 +1,4 @@
-"""Cache plans, and update them when one device leaves or joins."""
+"""Cache plans and update them when one device leaves or joins."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Probe:
         self._failures = 0  # failed runs since the last completed run
 
     def begin(self, now_s: float) -> list[Message]:
-        """Start the probe, and return the first messages to send to the device."""
+        """Start the probe and return the first messages to send to the device."""
         if self._rng is not None:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
@@ -156,7 +156,7 @@ class Probe:
         return [again]
 
     def abandon(self) -> list[Message]:
-        """Abandon the probe, and return the messages that cancel its runs and drop its arrays."""
+        """Abandon the probe and return the messages that cancel its runs and drop its arrays."""
         runs, self._tests = tuple(self._tests), {}
         arrays, self._arrays, self._run = self._arrays, (), -1
         return [messages.Cancel(runs), messages.Drop(arrays)]
@@ -168,7 +168,7 @@ class Probe:
         return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
-        """Handle a result, and return the next messages to send to the device.
+        """Handle a result and return the next messages to send to the device.
 
         Raises:
             ProtocolError: if no such result is awaited, or if its shape or dtype is wrong.

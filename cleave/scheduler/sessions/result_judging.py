@@ -1,4 +1,4 @@
-"""Select the results to verify, and decide what follows from a check. This module does no I/O."""
+"""Select the results to verify and decide what follows from a check. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class ResultJudge:
         return [failed, *self.quarantine_if_due(session, fault.reason)]
 
     def was_wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """Add a wrong result's penalty to its device, and report the fault to the authenticator."""
+        """Add a wrong result's penalty to its device and report the fault to the authenticator."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
             self._auth.faulted(session.identity, reason, how.value)

@@ -457,7 +457,7 @@ class SessionManager:
         return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the current step by stages, and tell devices to drop all arrays for stages."""
+        """End the current step by stages and tell devices to drop all arrays for stages."""
         return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---
@@ -534,7 +534,7 @@ class SessionManager:
         return done
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
-        """Pass an event to the scheduler, and return the resulting instructions for the runtime."""
+        """Pass an event to the scheduler and return the resulting instructions for the runtime."""
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             match instruction:

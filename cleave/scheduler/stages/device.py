@@ -87,7 +87,7 @@ class StageDevice:
     # --- micro-batch passes ---
 
     def forward(self, request: StageRequest, x: StageArray) -> None:
-        """Request a stage's forward pass for a micro-batch, and fetch the stage's output."""
+        """Request a stage's forward pass for a micro-batch and fetch the stage's output."""
         work, pieces = self.work, request.plan.pieces
         tokens = work.tokens[request.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
@@ -313,7 +313,7 @@ class StageDevice:
         return True
 
     def start_over(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Cancel all orders in flight, and drop all arrays and graphs that are not in `wanted`."""
+        """Cancel all orders in flight and drop all arrays and graphs that are not in `wanted`."""
         if self._asked:
             self._send(messages.Cancel(tuple(self._asked)))
         self.end(wanted)

@@ -206,7 +206,7 @@ class StageRuns:
         self._repeated, self._step = self.repeated, None
 
     def end(self) -> list[ForSteps]:
-        """End the current step, and tell devices to drop all arrays for stages."""
+        """End the current step and tell devices to drop all arrays for stages."""
         self.withdraw()
         out: list[ForSteps] = []
         for store in self._stores.values():

@@ -232,7 +232,7 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> None:
-        """End the step, and discard its unfinished requests."""
+        """End the step and discard its unfinished requests."""
         self.ended = True
         self._requests.clear()
         self._suspects.clear()

@@ -1,4 +1,4 @@
-"""Detect late devices, and choose the devices that take over or duplicate their tasks."""
+"""Detect late devices and choose the devices that take over or duplicate their tasks."""
 
 from __future__ import annotations
 

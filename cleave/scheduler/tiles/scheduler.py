@@ -112,7 +112,7 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Handle one event, and return the resulting instructions in order."""
+        """Handle one event and return the resulting instructions in order."""
         self._instructions = []
         self._now_s = now_s
         self._handlers[type(event)](event)

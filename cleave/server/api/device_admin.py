@@ -53,7 +53,7 @@ class DeviceAdmin:
         self._clock = clock
 
     def answer(self, action: str, arguments: Mapping[str, Any]) -> Answer:
-        """Carry out an operator's action, and return the data for the reply."""
+        """Carry out an operator's action and return the data for the reply."""
         match action:
             case "pair":
                 return self._pair(arguments)
@@ -219,7 +219,7 @@ class DeviceAdmin:
         return self._now(device)
 
     def _now(self, device: DeviceRecord) -> Answer:
-        """Write pending decisions, and describe a device."""
+        """Write pending decisions and describe a device."""
         unwritten, found = self._written(), self._store.device(device.id)
         assert found is not None
         return {"device": self._describe(found, self._here()), "unwritten": unwritten}

@@ -178,7 +178,7 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Count a fleet event, and add it to the event log. This method is an `EventListener`."""
+        """Count a fleet event and add it to the event log. This method is an `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1

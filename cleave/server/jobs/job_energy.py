@@ -30,7 +30,7 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Measures the energy that this machine has used since construction. Thread-safe.
+    """Measures the energy that this machine has used since the meter was created. Thread-safe.
 
     `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
     Without it, `meter` measures only the processor and the memory.

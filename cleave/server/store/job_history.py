@@ -32,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job, with state `interrupted` if the server ended before the job."""
+    """Return a stored job, with state `interrupted` if the server stopped before the job ended."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:

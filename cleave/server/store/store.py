@@ -305,7 +305,7 @@ class Store:
     def add_code(
         self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
     ) -> CodeRecord:
-        """Store a new join code, and delete codes that expired more than `CODES_KEPT_S` ago."""
+        """Store a new join code and delete codes that expired more than `CODES_KEPT_S` ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(

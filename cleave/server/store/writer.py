@@ -51,7 +51,7 @@ class StoreWriter:
 
     @property
     def trouble(self) -> str:
-        """Return why the store is unwritable, and which writes are pending; empty if writable."""
+        """Return why the store is unwritable and which writes are pending; empty if writable."""
         with self._lock:
             owed = [owed.what for owed in self._owed.values() if owed.what]
             if not self._error:
@@ -68,7 +68,7 @@ class StoreWriter:
         self._orders.put(write)
 
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
-        """Run `write` in the writer's thread, and retry it while it raises StoreError.
+        """Run `write` in the writer's thread and retry it while it raises StoreError.
 
         The write replaces a pending write with the same key. `what` describes the write in log
         messages; empty to log nothing.
@@ -89,7 +89,7 @@ class StoreWriter:
         return True
 
     def close(self) -> None:
-        """Attempt all pending writes once more, and end the writer's thread."""
+        """Attempt all pending writes once more and end the writer's thread."""
         self._orders.put(self._write_batch)
         self._orders.put(self._write_owed)
         self._orders.put(None)
