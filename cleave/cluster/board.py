@@ -77,7 +77,7 @@ def _short(text: str) -> str:
 
 
 class Board:
-    """A collector of training records and server starts for the process that started training."""
+    """Collects training records and server starts for the process that started training."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []

@@ -2,7 +2,8 @@
 
 Devices join the first server, which is the only server with a store. The first server sends the
 list of admitted devices to the other servers before it moves devices to them. A device sends the
-same credential to all servers. The others store nothing, and report device events to the first.
+same credential to all servers. The other servers store nothing and report device events to the
+first server.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Membership:
 
 
 class Members:
-    """The first server's authenticator. It delegates to `keeper`, and keeps the device lists."""
+    """The first server's authenticator. It delegates to `keeper` and keeps the device lists."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.server = keeper.server

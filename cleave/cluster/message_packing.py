@@ -38,7 +38,7 @@ class PlainBytes:
 
 
 class Packer:
-    """The worker's packer of messages, which replaces graphs and arrays with references."""
+    """Packs the worker's messages by replacing graphs and arrays with references."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
@@ -91,7 +91,7 @@ class Packer:
 
 
 class Unpacker:
-    """The endpoint's unpacker of messages, which replaces references with graphs and arrays."""
+    """Unpacks messages at the endpoint by replacing references with graphs and arrays."""
 
     def __init__(self) -> None:
         self._held: dict[int, StageGraph | StageArray] = {}

@@ -256,7 +256,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
             return  # the user stopped the training before this start
         starts = ray.get(board.started.remote(ranks.rank))
     except ray.exceptions.RayActorError:
-        return  # the process that started the training has ended
+        return  # the process that started the training has exited
     if starts > MOST_STARTS:
         ray.get(board.give_up.remote(MOST_STARTS))
         return
@@ -264,7 +264,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
     def report(record: Record) -> None:
         if isinstance(record, NoteRecord) and ranks.count > 1:
             record = NoteRecord(f"server {ranks.rank + 1}: {record.text}")
-        # Wait for the call, so that no record is lost if this process ends soon.
+        # Wait for the call, so that no record is lost if this process exits soon.
         ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
     with _telling(board, ranks.rank):
@@ -290,7 +290,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
         ray.get(board.fail.remote(str(error)))
         ray.get(board.end.remote())
         if not _all_end(lambda: int(ray.get(board.ended.remote())), ranks.count):
-            raise  # Ray ends the servers that wait for this one
+            raise  # Ray stops the servers that wait for this one
     else:
         ray.get(board.end.remote())
     finally:

@@ -2,7 +2,7 @@
 
 The first server owns the store and admits devices. It polls every other server once per second. A
 separate thread polls each server, so that a silent server does not delay the others. A poll sends
-the list of admitted devices, and returns the polled server's state, reports and events. Another
+the list of admitted devices and returns the polled server's state, reports and events. Another
 thread balances the number of devices per server.
 """
 

@@ -32,7 +32,7 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """A planner of moves that balance the number of devices (including joining ones) per endpoint.
+    """Plans moves that balance the number of devices (including joining ones) per endpoint.
 
     `sent` maps the target of each pending move to the time of the move and the number of devices
     expected at the target after the move.

@@ -84,7 +84,7 @@ class ByeCode(_OpenEnum):
 
 
 class ErrorCode(_OpenEnum):
-    """Reason code of an `error` message, which ends a session because of a fault of the peer."""
+    """Reason code of an `error` message, which ends a session because the peer is at fault."""
 
     VERSION = "version"
     CREDENTIAL = "credential"
@@ -350,7 +350,7 @@ class Bye(_Always):
 
 @dataclass(slots=True)
 class Error(_Always):
-    """From either side: the sender ends the session because of a fault of the peer."""
+    """From either side: the sender ends the session because the peer is at fault."""
 
     TYPE: ClassVar[str] = "error"
     code: ErrorCode

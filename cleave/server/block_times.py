@@ -1,4 +1,4 @@
-"""Timelines of devices: estimated times at which they received, computed and sent blocks."""
+"""Estimate the times at which devices received, computed and sent blocks."""
 
 from __future__ import annotations
 

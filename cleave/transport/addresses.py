@@ -1,4 +1,4 @@
-"""Host names, IP addresses and web origins of a server."""
+"""Determine the host names, IP addresses and web origins of a server."""
 
 from __future__ import annotations
 

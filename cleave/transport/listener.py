@@ -1,7 +1,7 @@
 """Refuse excess connections at the listening socket, before TLS, HTTP or an asyncio task.
 
-For each connection, a `Listener` asks a `ConnectionGate` whether to accept it. The socket of an
-accepted connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
+A `Listener` asks a `ConnectionGate` whether to accept each connection. The socket of an accepted
+connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
 `Listener.accept`, so connections are not counted, but time limits apply.
 """
 

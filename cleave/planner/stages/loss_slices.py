@@ -70,9 +70,9 @@ def ways_to_slice(
 ) -> Iterator[LossSlices]:
     """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
 
-    In a small fleet, devices with layers may also have slices. This may help even if `plan` takes
-    as long without the loss, because slices allow other divisions of the layers. Otherwise, slices
-    are on devices without layers. Their number is then the smallest for which devices have enough
+    In a small fleet, devices with layers may also have slices. This may help even if the loss does
+    not slow `plan` down, because slices allow other divisions of the layers. Otherwise, slices are
+    on devices without layers. The number of slices is then the smallest that fits in the devices'
     memory, or twice that number. Each slice gets enough devices to finish in the time of the
     layers, or in a fraction of that time. The fastest devices that `plan` leaves idle are used if
     enough are idle.

@@ -17,7 +17,7 @@ from cleave.planner.tiles.shape import RateArrays
 
 _MOST_PLANS: Final = 4096
 
-# All fields but the ID.
+# All fields except the ID.
 _RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
 
 _Rates = tuple[object, ...]

@@ -57,7 +57,7 @@ _SPEED_PAIRS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Settings for the thoroughness of a link measurement."""
+    """How thoroughly to measure a link."""
 
     round_trips: int  # number of round trips to time. The shortest time is used.
     largest_bytes: int  # maximum size of one transfer

@@ -38,7 +38,7 @@ class Sessions(Protocol):
 
 
 class DeviceAdmin:
-    """Handler of operators' requests about devices, join codes and past jobs. Not thread-safe.
+    """Handles operators' requests about devices, join codes and past jobs. Not thread-safe.
 
     Use it in the server's event loop. Without a running server, `sessions` is None.
     """

@@ -1,4 +1,4 @@
-"""Service for operators, who submit, follow and stop jobs, and query the server's state."""
+"""Serve operators, who submit, follow and stop jobs and query the server's state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL_MAY: Final = ("overview", "status")
 
 
 class OperatorSessions:
-    """Service for the connections of operators and viewers, in the server's event loop.
+    """Serves the connections of operators and viewers, in the server's event loop.
 
     If `device_admin` or `overview` is None, requests that need it are refused. `jobs` and `server`
     are None until the server listens.

@@ -134,7 +134,7 @@ class Question:
 
 
 class Overview:
-    """A builder of overviews of a running server. Use it in the server's event loop.
+    """Builds overviews of a running server. Use it in the server's event loop.
 
     Args:
         profiles: device profiles, by the profile name that devices state.

@@ -52,7 +52,7 @@ Admit = Callable[[str, str], AccessLevel | Refusal]
 
 
 class Metrics(Collector):
-    """Handler of requests for `/metrics`, and collector of an overview's known values.
+    """Handles requests for `/metrics` and collects an overview's known values.
 
     Programs on this machine need no token. Other clients must send a viewer's or operator's token,
     which `admit` checks.

@@ -69,7 +69,7 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """A meter of the energy that devices use in all sessions, both ended and connected.
+    """Measures the energy that devices use in all sessions, including ended sessions.
 
     The energy of a session comes from the first available source:
 

@@ -220,7 +220,7 @@ class ServerLog:
 
 
 class JobMeter:
-    """A meter of the energy used for a job. Do not use it in a server's event loop.
+    """Measures the energy used for a job. Do not use it in a server's event loop.
 
     If some servers run on other machines (`alone` is False), the record omits the servers' energy,
     because the energy that the other machines use is unknown.

@@ -1,7 +1,7 @@
 """Decisions about devices and join codes that take effect before they are stored.
 
 A revoked or quarantined device must not be admitted even while the store is unwritable, for example
-because the disk is full. So a decision takes effect in memory first, and is then written to the
+because the disk is full. So a decision takes effect in memory first and is then written to the
 store. The writer retries a failed write until it succeeds.
 """
 
@@ -148,8 +148,8 @@ class AccessStatuses:
     ) -> _Record | None:
         """Return a stored record, updated with decisions that are not yet written.
 
-        A decision could be missed if it is written and removed from memory between the read of the
-        store and the lookup in memory. So this method reads the store until two consecutive reads
+        A decision could be missed if it is written and removed from memory between reading the
+        store and looking in memory. So this method reads the store until two consecutive reads
         return the same record.
         """
         record = read()
