@@ -1,11 +1,12 @@
-"""Prediction of the time and usage of a fleet, or of a GPU, for a number of training steps.
+"""Predict how long a fleet or a GPU takes for a number of training steps, and what it uses.
 
 The fleet or the GPU computes the GEMMs of the Linear modules. Attention scores and elementwise
-operations are not counted. With a fleet, the PS computes them.
+operations are not counted. With a fleet, the PS computes them. Throughputs are those of matrix
+multiplication, in FLOP/s.
 
-    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds at
-            the sustained throughput F of the hot device, and idles for the rest of the step.
-    GPU:    t = FLOPs / (share F), where F is the peak throughput in matrix multiplication.
+    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
+            where F is the throughput it sustains when hot. It idles for the rest of the step.
+    GPU:    t = FLOPs / (share peak), where `share` is the part of the peak that training reaches.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
 
 
 def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
-    """Return the stated rates of devices as planner input. IDs are positions in `devices`.
+    """Return the rates from the devices' profiles as planner input. IDs are positions in `devices`.
 
     If `hot`, throughputs are those that the devices sustain when they are hot.
     """

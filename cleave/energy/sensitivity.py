@@ -1,4 +1,4 @@
-"""Sensitivity of a figure to each assumption, with all other assumptions unchanged."""
+"""Compute how a figure changes with each assumption while all other assumptions stay the same."""
 
 from __future__ import annotations
 

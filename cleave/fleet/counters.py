@@ -25,7 +25,8 @@ class FleetCounters(Sums):
         blocks: number of result blocks received.
         reissued: number of tasks and stage passes that were reassigned or duplicated.
         late: number of results that arrived too late to be used.
-        local_gemms: number of GEMMs that the PS computed for lack of devices or to end a step.
+        local_gemms: number of GEMMs that the PS computed because no device was available, or to
+            finish a step.
         predicted_s: total predicted duration of the completed steps by stages, in seconds on the
             fleet's clock.
         planning_s: wall-clock time in seconds for which training waited for stage plans.

@@ -2,7 +2,7 @@
 
 `cleave.fleet.runtime.Runtime` serves the devices in this process.
 `cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
-are connected. So the devices stay connected when this process ends.
+are connected. So the devices stay connected when this process exits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Give the current step by stages an array that the caller computed for a micro-batch.
+        """Pass an array that the caller computed for a micro-batch to the current step by stages.
 
         `StageStep.give` describes the arguments.
         """

@@ -22,7 +22,7 @@ def offered_bytes(reserved_bytes: int) -> int:
     """Return the memory that a device on this computer offers, in bytes; 0 if it is unknown.
 
     Args:
-        reserved_bytes: memory that the PS itself will need besides the memory that it has now.
+        reserved_bytes: additional memory that the PS itself will need, beyond what it uses now.
     """
     total, available = total_memory_bytes(), available_memory_bytes()
     if total is None or available is None:
@@ -45,7 +45,7 @@ class OwnDevice:
     """A device process on the PS's computer. While it runs, it connects to the PS like any device.
 
     Args:
-        command: command that starts the process, without the memory that the device offers.
+        command: command that starts the process, without the `--memory` option.
     """
 
     def __init__(self, command: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Measurement of the parts of a training step that the parameter server (PS) computes itself.
+"""Measure the parts of a training step that the parameter server (PS) computes itself.
 
 The measured operations have random data and the shapes, dtype and threads of the training run.
 """

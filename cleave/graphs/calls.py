@@ -1,4 +1,4 @@
-"""Recorded calls of a model's decoder layers, and runs of the model without its layers."""
+"""Record the calls of a model's decoder layers, and run the model without its layers."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer; autograd connects the `x` from `embed` to the embedding.
+        x: input of the first layer. If `embed` returned it, autograd propagates its gradient to the
+            embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 

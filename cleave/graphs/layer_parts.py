@@ -1,4 +1,4 @@
-"""Export of layers, and of parts of layers for devices with too little memory for a whole layer."""
+"""Export layers, or parts of layers for devices with too little memory for a whole layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing of several documents into one sequence so that no token attends to another document."""
+"""Pack several documents into one sequence so that no token attends to another document."""
 
 from __future__ import annotations
 

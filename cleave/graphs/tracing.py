@@ -1,4 +1,4 @@
-"""Tracing of tensor functions, and their export as ONNX models that accept any batch size."""
+"""Trace tensor functions, and export them as ONNX models that accept any batch size."""
 
 from __future__ import annotations
 

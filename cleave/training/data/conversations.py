@@ -103,7 +103,7 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON value with all surrogate code points, which tokenizers reject, replaced by "?".
+    """Replace all surrogate code points in a JSON value by "?", because tokenizers reject them.
 
     Strings at any depth are cleaned, including the field names of objects.
     """

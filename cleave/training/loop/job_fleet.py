@@ -1,4 +1,4 @@
-"""Execution of a job's steps: by stages or tiles on the fleet, or on the PS alone.
+"""Run a job's steps by stages or tiles on the fleet, or on the PS alone.
 
 By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
@@ -53,7 +53,7 @@ class JobFleet:
         presence: called whenever the fleet's presence changes, with the new presence.
         stuck: called with the reason if no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-        packed: how attention is kept within a document; None with `--packing joined`.
+        packed: how attention is confined to a document; None with `--packing joined`.
         by_tiles: whether stages are excluded with `--method auto`.
 
     Attributes:

@@ -58,7 +58,8 @@ class JournalCounters:
 
     Attributes:
         written_bytes: total size of the products queued for writing, in bytes.
-        spent_s: training thread's time for the journal and early checkpoints, in seconds.
+        spent_s: time that the training thread spent on the journal and early checkpoints, in
+            seconds.
         write_s: time that the writer thread spent writing, in seconds.
         taken: number of products read from the journal.
         saved_s: time that the products read from the journal originally took, in seconds.

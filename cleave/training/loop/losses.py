@@ -1,4 +1,4 @@
-"""Held-out losses of a run, and comparison of its training losses with another run's."""
+"""Track a run's held-out losses, and compare its training losses with another run's."""
 
 from __future__ import annotations
 

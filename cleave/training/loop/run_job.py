@@ -1,4 +1,4 @@
-"""Execution of requests to train or use a model, from a command or an operator's message."""
+"""Execute requests to train or use a model, from a command or an operator's message."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Executor of requests to train a job or to use a model.
+    """Executes requests to train a job or to use a model.
 
     Attributes:
         runs: parent folder of new run folders.

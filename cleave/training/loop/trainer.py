@@ -678,9 +678,9 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Keep only the newest best checkpoint, and the newest up to the last regular checkpoint.
+        """Keep only the newest best checkpoint and the newest one that a resumed run can keep.
 
-        A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
+        A killed run resumes from the last regular checkpoint and removes later best checkpoints.
         """
         if self.ranks.rank:
             return

@@ -1,4 +1,4 @@
-"""Evaluation of a model: perplexity on a text, and accuracy on multiple-choice questions."""
+"""Evaluate a model: perplexity on a text, and accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 

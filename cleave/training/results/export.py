@@ -1,4 +1,4 @@
-"""Export of a run's model to a folder in the Hugging Face format, for `from_pretrained`.
+"""Export a run's model to a folder in the Hugging Face format, for `from_pretrained`.
 
 The model's configuration and tokenizer are read from the run folder. Only an export that merges
 adapters loads the base model.

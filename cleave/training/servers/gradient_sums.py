@@ -1,4 +1,4 @@
-"""Summation of gradients over several servers during the backward pass (ZeRO, stage 2).
+"""Sum gradients over several servers during the backward pass (ZeRO, stage 2).
 
 Once a parameter's gradient is complete, it is reduced to the server that owns the parameter, and
 the other servers free it (arXiv 1910.02054, section 5). All servers send gradients in the order in

@@ -1,6 +1,6 @@
 """Collective operations of the servers that train one model together, as data-parallel ranks.
 
-Every rank draws the same batches, and computes some of the sequences with its own fleet. Gradients
+Every rank draws the same batches and computes some of the sequences with its own fleet. Gradients
 are summed over all ranks. Each rank stores the optimizer state of the parameters that it owns, and
 updates these parameters (ZeRO, arXiv 1910.02054). All ranks call the same operations in the same
 order.

@@ -71,8 +71,9 @@ class Watch:
     """The audits of one device's part of a stage that may begin before the stage has finished.
 
     Attributes:
-        output: the micro-batch with the output audit; None without one, or after it.
-        sums: whether there is a sums audit.
+        output: the micro-batch that the output audit recomputes; None if there is no output audit,
+            or once it is done.
+        sums: whether a sums audit is selected.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
             None if the device has repeated a pass, because its own sums are then unknown.
     """
@@ -137,8 +138,8 @@ class Auditor:
     def watch(self, devices: Collection[int], batches: int) -> dict[int, Watch]:
         """Select audits of a stage before the step, and return them by device.
 
-        With several devices, none is selected, because nobody knows yet which device will run which
-        micro-batch. `faults_of` then selects audits.
+        With several devices, no audit is selected, because it is not yet known which device will
+        run which micro-batch. `faults_of` then selects audits.
 
         Args:
             devices: the stage's devices.
@@ -417,7 +418,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that is wrong in each of `steps` steps.
+    """Return the probability that audits miss a device that errs in each of `steps` steps.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.

@@ -1,4 +1,4 @@
-"""Plans for a job's steps by stages, corrected by the durations of the steps."""
+"""Plan a job's steps by stages, and correct the plans by the measured durations of steps."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class StagePlans:
     def devices(self) -> dict[int, DeviceRates]:
         """Return the rates of the devices that can run stages; none without other computers.
 
-        The PS's own device measured its speed while the PS was idle. Until it has done a step, its
-        speed counts as the part of the PS's speed that the PS's own work leaves.
+        The PS's own device measured its speed while the PS was idle. Until it has run a step, its
+        speed is assumed to be the part of the PS's speed that the PS's own work leaves.
         """
         devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
         if devices.keys() <= own:
@@ -123,7 +123,7 @@ class StagePlans:
         return self.plan
 
     def learn(self, step_s: float, own_s: float, loss_s: float) -> None:
-        """Correct the speeds that plans assume by the duration of the last step.
+        """Correct the speeds that plans assume, based on the duration of the last step.
 
         The first step with a plan does not count, because devices receive graphs in it. If another
         step deviates from its prediction, and devices or the PS are faster or slower than the plan

@@ -1,4 +1,4 @@
-"""Setup of a training job whose method is `stages` or `auto`."""
+"""Set up a training job whose method is `stages` or `auto`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of a model's tensors to the inputs of steps by stages, and of results to gradients."""
+"""Convert a model's tensors to the inputs of steps by stages, and results to gradients."""
 
 from __future__ import annotations
 

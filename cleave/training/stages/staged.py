@@ -1,4 +1,4 @@
-"""Computation of a batch's loss and gradients on a fleet, by stages."""
+"""Compute a batch's loss and gradients on a fleet, by stages."""
 
 from __future__ import annotations
 
@@ -503,7 +503,7 @@ class StagedModel:
         """Return the embedded batch, and the arguments of all layers for each micro-batch.
 
         The embedding runs once for the whole batch, because its backward pass takes about as long
-        for a micro-batch as for the batch: it makes a gradient of the whole embedding matrix.
+        for a micro-batch as for the batch: it computes a gradient of the whole embedding matrix.
         """
         x = self.embed(batch).x
         with torch.no_grad():
