@@ -96,7 +96,7 @@ class PacedConnection:
 
     It reads each incoming message early, and returns the message at the modelled arrival time. It
     writes each outgoing message at the modelled arrival time, so the latency counts only once.
-    The server would receive a long message byte by byte; heartbeats stand for these bytes.
+    A real server receives a long message byte by byte. Heartbeats stand in for these bytes.
     """
 
     def __init__(

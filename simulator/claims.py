@@ -1,4 +1,4 @@
-"""Tests of the Cleave paper's claims against simulated results."""
+"""Test the Cleave paper's claims against simulated results."""
 
 from __future__ import annotations
 

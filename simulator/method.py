@@ -160,14 +160,14 @@ def best(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method that has no plan. `reason` states why."""
+    """Return the outcome of a method that has no plan. `reason` says why."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
     """Return the average time of a step in seconds if devices are lost at random.
 
-    If each of n devices is lost at a constant rate lambda, also during recoveries, this time is
+    If each of n devices is lost at a constant rate lambda, including during recovery, this time is
 
         T = step / (1 - n lambda (detection + recovery))
 
@@ -176,7 +176,7 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
 
     Args:
         outcome: simulated step without losses.
-        losses_per_s: losses of one device per second (lambda).
+        losses_per_s: loss rate of each device, in losses per second (lambda).
         detection_s: time in seconds from the loss of a device until the PS detects the loss.
 
     Returns:

@@ -62,7 +62,7 @@ def report(
 
     Args:
         conditions: paragraph that describes the simulated conditions.
-        claims: tested claims with uncompressed payloads.
+        claims: the claims, tested with uncompressed payloads.
         figures: caption, file name and explanation of each figure.
         coded: the same claims, tested with compressed payloads; empty if not simulated.
     """

@@ -1,4 +1,4 @@
-"""Simulation of a training step for several methods and device counts."""
+"""Simulate a training step for several methods and device counts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def cells(
         ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
             compressed link carries fewer bytes. In other methods, its rate is higher.
-        memory_bytes: memory of each device; None to use the memory that the fleet states.
+        memory_bytes: memory of each device; None to use the memory that the fleet specifies.
 
     Raises:
         UsageError: if the fleet is unknown or invalid.

@@ -155,7 +155,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_and_go(self) -> None:
-        """Run sessions one after another, while the policy permits, until the agent must end."""
+        """Run sessions one after another, while the policy permits, until the agent must stop."""
         permission = ALLOWED
         while not self._stopping:
             if self._look is not None:

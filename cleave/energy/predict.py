@@ -96,7 +96,7 @@ def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
 
 
 def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
-    """Return the rates from the devices' profiles as planner input. IDs are positions in `devices`.
+    """Return the stated rates of devices as planner input. IDs are positions in `devices`.
 
     If `hot`, throughputs are those that the devices sustain when they are hot.
     """

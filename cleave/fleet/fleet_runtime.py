@@ -95,11 +95,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if one runs. Devices keep arrays for the next step."""
+        """End the current step by stages, if any. Devices keep arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the current step by stages, if one runs. Devices delete the model's arrays."""
+        """End the current step by stages, if any. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:

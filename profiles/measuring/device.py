@@ -319,7 +319,7 @@ def measure_device(
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
-            missing), or a process that measures contention ends early.
+            missing), or a process that measures contention exits early.
         OSError: if a process that measures contention cannot be started.
     """
     here, sensors = machine.this_machine(), sensors or Sensors()

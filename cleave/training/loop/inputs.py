@@ -214,7 +214,7 @@ def changes_since(
 
 
 def _in_words(names: list[str]) -> str:
-    """Return a phrase for fingerprint names, as "another tokenizer and another chat template"."""
+    """Return a phrase for fingerprint names: "another tokenizer and another chat template"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

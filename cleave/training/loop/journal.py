@@ -491,7 +491,7 @@ class _Writer:
         self.forget()
 
     def close(self) -> None:
-        """Write all queued products, and end the thread."""
+        """Write all queued products, and stop the thread."""
         with self._change:
             self._closing = True
             self._change.notify_all()

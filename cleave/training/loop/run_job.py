@@ -121,7 +121,7 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Meter of the energy that a job has consumed since the meter was created."""
+    """Measures the energy that a job has consumed since this object was created."""
 
     def record(self) -> dict[str, Any]: ...
 

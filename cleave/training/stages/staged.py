@@ -153,12 +153,12 @@ class StagedModel:
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
-        self._faults: list[Fault] = []  # found in this step by audits of finished stages
+        self._faults: list[Fault] = []  # faults that audits of finished stages found in this step
         self._audited: set[int] = set()  # indices of the stages whose audits are done
         self._watches: list[dict[int, Watch]] = []  # audits of the step, by stage and device
-        self._passes: deque[PassDone] = deque()  # that have not been audited yet
+        self._passes: deque[PassDone] = deque()  # passes not audited yet
         self._buffers: dict[int, Tensor] = {}  # memory for gradients, by parameter `id`
-        self._read = StepGradients(work, self.gradients_dtype)  # of this step
+        self._read = StepGradients(work, self.gradients_dtype)  # this step's gradients
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
         # Devices that leave during a step may reconnect soon, so the step waits longer.
@@ -174,7 +174,7 @@ class StagedModel:
         self._said = ""
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
-        self._renews = False  # whether the last step went by stages
+        self._renews = False  # whether the last step ran by stages
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     @property
@@ -580,7 +580,7 @@ class StagedModel:
             return self._plan_for(batch)
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if `there`, whether devices can run a step, has changed."""
+        """Call `presence` if `there` (whether devices can run a step) has changed."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
