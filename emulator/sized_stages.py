@@ -386,7 +386,7 @@ def emulate_stages(
     seed: int = 0,
     observers: Sequence[Callable[[Activity], None]] = (),
 ) -> EmulatedStages:
-    """Plan stages for a fleet, and emulate training steps from array sizes alone.
+    """Plan stages for a fleet and emulate training steps from array sizes alone.
 
     Args:
         rows: number of sequences in the batch.

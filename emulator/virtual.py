@@ -315,7 +315,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """Cancel a GEMM, and withdraw the GEMM's outstanding tasks from the devices."""
+        """Cancel a GEMM and withdraw the GEMM's outstanding tasks from the devices."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
@@ -400,7 +400,7 @@ class VirtualRuntime(Runtime):
         self._counters += replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
 
     def close(self) -> None:
-        """Disconnect all devices, and discard all scheduled events."""
+        """Disconnect all devices and discard all scheduled events."""
         self.devices.clear()
         self._heap.clear()
 
@@ -433,7 +433,7 @@ class VirtualRuntime(Runtime):
         return self.manager.scheduler.blank
 
     def _advance(self, until_s: float) -> None:
-        """Process all events up to `until_s`, and advance the clock to `until_s`."""
+        """Process all events up to `until_s` and advance the clock to `until_s`."""
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)

@@ -1,1 +1,1 @@
-"""Simulate training methods, and test published claims against simulated results."""
+"""Simulate training methods and test published claims against simulated results."""

@@ -150,7 +150,7 @@ class Method(Protocol):
     def name(self) -> str: ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step, and return one outcome per variant. The main variant is first."""
+        """Simulate one step and return one outcome per variant. The main variant is first."""
         ...
 
 

@@ -39,7 +39,7 @@ class Cell:
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
     def rows(self) -> list[Row]:
-        """Simulate a step, and return one row for each variant of the method."""
+        """Simulate a step and return one row for each variant of the method."""
         return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 

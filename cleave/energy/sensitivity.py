@@ -150,7 +150,7 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw a tornado plot, and save it as an image file.
+    """Draw a tornado plot and save it as an image file.
 
     Args:
         path: the image file. Its suffix, such as .png, determines the format.

@@ -54,7 +54,7 @@ def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Test how a model can separate documents, and return the first method that works.
+    """Test how a model can separate documents and return the first method that works.
 
     The model is called, because some models accept position IDs but ignore them.
 

@@ -132,7 +132,7 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Clean a message, and join the parts of its content into one string."""
+    """Clean a message and join the parts of its content into one string."""
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
     if isinstance(content, list):
@@ -188,7 +188,7 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
 
     Returns:
         The text, and the character range [start, end) of each answer. An answer begins after the
-        generation prompt, and includes the end-of-turn token.
+        generation prompt and includes the end-of-turn token.
 
     Raises:
         UsageError: if an answer cannot be located in the text.

@@ -153,7 +153,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> LoadedCheckpoint:
-    """Load the checkpoint in the folder `path`, and verify the checksum of its tensors.
+    """Load the checkpoint in the folder `path` and verify the checksum of its tensors.
 
     The tensors may be memory-mapped. Copy them before you delete the checkpoint's files.
 
@@ -256,7 +256,7 @@ def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
 def _write_tensors(
     file: BinaryIO, tensors: Mapping[str, torch.Tensor], fetch: Callable[[str], torch.Tensor] | None
 ) -> str:
-    """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
+    """Write tensors to `file` in safetensors format and return the SHA-256 of the file in hex.
 
     The safetensors library is not used, because its errors do not tell whether the disk is full,
     and because the checksum would then require a second pass over the file.

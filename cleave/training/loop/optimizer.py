@@ -361,7 +361,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter, and move new optimizer state to a file if `files` is set."""
+        """Update one parameter and move new optimizer state to a file if `files` is set."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()

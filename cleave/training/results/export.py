@@ -239,7 +239,7 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it."""
+    """Yield a temporary folder and rename it to `into` on exit; on errors, delete it."""
     temporary = into.with_name(f".{into.name}.export")
     try:
         own_folder(temporary)

@@ -74,7 +74,7 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def finish(self) -> list[str]:
-        """Send all remaining gradients, and wait for all sums.
+        """Send all remaining gradients and wait for all sums.
 
         Afterwards, each parameter's `grad` is the gradient sum on the server that owns the
         parameter, and None on the other servers.

@@ -68,7 +68,7 @@ class Ranks(Protocol):
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Gather a JSON-serializable value from every rank, and return all values in rank order."""
+        """Gather a JSON-serializable value from every rank and return all values in rank order."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
         """Start to sum a tensor over all ranks, asynchronously, into the tensor on rank `owner`.

@@ -120,7 +120,7 @@ class Auditor:
         surely: Collection[int] = (),
         audited: Collection[int] = (),
     ) -> list[Fault]:
-        """Audit a finished step, and return all faults that the audits find.
+        """Audit a finished step and return all faults that the audits find.
 
         Args:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
@@ -136,7 +136,7 @@ class Auditor:
         return found
 
     def watch(self, devices: Collection[int], batches: int) -> dict[int, Watch]:
-        """Select audits of a stage before the step, and return them by device.
+        """Select audits of a stage before the step and return them by device.
 
         With several devices, no audit is selected, because it is not yet known which device will
         run which micro-batch. `faults_of` then selects audits.
@@ -174,7 +174,7 @@ class Auditor:
         losses: Mapping[int, Any],
         watches: Mapping[int, Watch] = MappingProxyType({}),
     ) -> list[Fault]:
-        """Audit a finished stage, and return all faults that the audits find.
+        """Audit a finished stage and return all faults that the audits find.
 
         Args:
             losses: maps micro-batches to losses, if the stage computed them.

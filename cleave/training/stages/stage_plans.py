@@ -1,4 +1,4 @@
-"""Plan a job's steps by stages, and correct the plans by the measured durations of steps."""
+"""Plan a job's steps by stages and correct the plans by the measured durations of steps."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class StagedModel:
         return self.plans.plan
 
     def close(self) -> None:
-        """End the current step, and tell devices to drop all arrays of the model."""
+        """End the current step and tell devices to drop all arrays of the model."""
         self.runtime.end_steps()
         if self.runtime.own_device is not None:
             self.runtime.own_device.stop()
@@ -196,7 +196,7 @@ class StagedModel:
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
-        """Compute a batch's loss, and accumulate its gradients in the parameters' `grad`.
+        """Compute a batch's loss and accumulate its gradients in the parameters' `grad`.
 
         Args:
             learned: number of target tokens by which the summed loss is divided; by default the
@@ -308,7 +308,7 @@ class StagedModel:
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Run the PS's layers before the first stage, and return the first stage's inputs."""
+        """Run the PS's layers before the first stage and return the first stage's inputs."""
         self.passes.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
@@ -416,7 +416,7 @@ class StagedModel:
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a pass of the PS's layers between two stages, and send the output to the fleet."""
+        """Run a pass of the PS's layers between two stages and send the output to the fleet."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -461,7 +461,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         losses: dict[int, float],
     ) -> float:
-        """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
+        """Accumulate a step's gradients in the parameters' `grad` and return the step's loss."""
         dx = [
             self.passes.backward(0, n, self.work.tensor(payload, embedded[n].x.shape))
             for n, payload in sorted(result.dx.items())
@@ -515,7 +515,7 @@ class StagedModel:
         ]
 
     def embed(self, part: Rows) -> Embedded:
-        """Run the model's embedding locally, and return the arguments of all layers."""
+        """Run the model's embedding locally and return the arguments of all layers."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
