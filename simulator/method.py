@@ -35,7 +35,7 @@ class Conditions:
         seed: random seed of all searches.
         fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
             count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
-        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
     """
 
     spec: ModelSpec

@@ -183,7 +183,8 @@ class Scope:
         model: name of the main model, which is simulated with each number of devices in `counts`.
         others: names of the other models, which are simulated with the numbers in `few`.
         small_memory: device counts at which Cleave's methods run with 512 MB per device.
-        carded: device counts at which Cleave's methods run with the PS cards in `CARDS_GBPS`.
+        carded: device counts at which Cleave's methods run with the PS network cards in
+            `CARDS_GBPS`.
         roomy: device count for the simulations with 32 GB per device.
         batch, seq: sequences per step, and tokens per sequence.
     """

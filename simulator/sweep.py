@@ -94,7 +94,7 @@ def cells(
         dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
-        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
             compressed link carries fewer bytes. In other methods, its rate is higher.
         memory_bytes: memory of each device; None to use the memory that the fleet specifies.

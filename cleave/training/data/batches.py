@@ -237,7 +237,7 @@ def build_corpus(
             then used for training. None to split `source`.
         validation_fraction: approximate fraction of the documents assigned to the validation split,
             between 0 and 1.
-        max_tokens: number of tokens after which reading of a source stops.
+        max_tokens: number of tokens after which Cleave stops reading a source.
         progress: called with each progress message.
 
     Raises:

@@ -69,8 +69,8 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     `where` is the place of the record in its source, such as "Line 3 of 'a.jsonl'".
 
     Raises:
-        UsageError: if the record contains no valid document. The message lacks its subject: the
-            caller must prepend `where`.
+        UsageError: if the record contains no valid document. The message has no subject: the caller
+            must prepend `where`.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:

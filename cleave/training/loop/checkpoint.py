@@ -97,7 +97,8 @@ def save_checkpoint(
         meta: the caller's metadata, which JSON must be able to represent.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: step before which the latest checkpoint is also kept; None for no such step.
+        sound_before: step before which the latest checkpoint is also kept; None if there is no such
+            step.
         fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
             Each retry of a failed write calls `fetch` again.
 

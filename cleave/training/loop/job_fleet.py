@@ -48,7 +48,7 @@ class JobFleet:
     For tiles, the model's linear layers are changed in place to compute on the fleet.
 
     Args:
-        journal: stores the results of GEMMs; None without a journal.
+        journal: stores the results of GEMMs; None to store no results.
         checkpointing: whether the model uses activation checkpointing.
         presence: called whenever the fleet's presence changes, with the new presence.
         stuck: called with the reason if no device can compute a matrix multiplication.

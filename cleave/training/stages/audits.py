@@ -3,8 +3,8 @@
 An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
 and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. For a
 stage with one device, the PS selects audits before the step, and recomputes micro-batches while
-devices work. Otherwise, it does both when all results of the stage have arrived. No
-result of a step changes the model before all audits of the step. `honest_error` defines which
+devices work. Otherwise, it does both when all results of the stage have arrived. No result of a
+step changes the model before all audits of the step are done. `honest_error` defines which
 differences are allowed.
 """
 
@@ -152,7 +152,7 @@ class Auditor:
         return {device: Watch(output, few) for device in devices}
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
-        """Do the part of the audits in `watch` that a finished backward pass allows.
+        """Run the part of the audits in `watch` for which a finished backward pass suffices.
 
         Return all faults that are found.
         """

@@ -125,9 +125,9 @@ class StagePlans:
     def learn(self, step_s: float, own_s: float, loss_s: float) -> None:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
-        The first step with a plan does not count, because devices receive graphs in it. If another
-        step deviates from its prediction, and devices or the PS are faster or slower than the plan
-        assumes, the next step is planned again.
+        The first step with a plan does not count, because devices receive graphs during that step.
+        If a later step deviates from its prediction, and devices or the PS are faster or slower
+        than the plan assumes, the next step is planned again.
 
         Args:
             step_s: duration of the whole step in seconds, without planning.
