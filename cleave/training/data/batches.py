@@ -111,7 +111,7 @@ class LoaderState:
 
 
 class BatchLoader:
-    """Loader of training batches. The same data and arguments always yield the same batches.
+    """Loads training batches. The same data and arguments always yield the same batches.
 
     Sequence i is tokens[i * seq : (i + 1) * seq + 1]. The last label of a sequence is therefore the
     first input of the next sequence. Each epoch returns every sequence once, in a new random order.

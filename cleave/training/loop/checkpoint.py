@@ -259,8 +259,8 @@ def _write_tensors(
 ) -> str:
     """Write tensors to `file` in safetensors format and return the SHA-256 of the file in hex.
 
-    The safetensors library is not used, because its errors do not tell whether the disk is full,
-    and because the checksum would then require a second pass over the file.
+    The safetensors library is not used, because its errors do not say whether the disk is full, and
+    because the checksum would then require a second pass over the file.
     """
     # Write the dtypes with the largest elements first, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))

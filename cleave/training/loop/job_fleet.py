@@ -43,7 +43,7 @@ _SLOW_DTYPE: Final = 1.5  # ratio of speeds above which a user is told to use fp
 
 
 class JobFleet:
-    """Runner of a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
+    """Runs a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
 
     For tiles, the model's linear layers are changed in place to compute on the fleet.
 

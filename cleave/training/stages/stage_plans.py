@@ -87,10 +87,10 @@ class StagePlans:
         self._own_device_is_new = False  # whether that device has not run a step yet
 
     def devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages; none without other computers.
+        """Return the rates of the devices that can run stages; empty if all are the PS's own.
 
         The PS's own device measured its speed while the PS was idle. Until it has run a step, its
-        speed is assumed to be the part of the PS's speed that the PS's own work leaves.
+        speed is capped at the speed that the PS's own work leaves free.
         """
         devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
         if devices.keys() <= own:
