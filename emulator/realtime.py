@@ -96,7 +96,8 @@ class PacedConnection:
 
     It reads each incoming message early and returns the message at the modelled arrival time. It
     writes each outgoing message at the modelled arrival time, so the latency counts only once.
-    A real server receives a long message byte by byte. Heartbeats stand in for these bytes.
+    Over a real link, the server would receive a long message byte by byte. Heartbeats stand in for
+    these bytes.
     """
 
     def __init__(
