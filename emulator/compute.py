@@ -1,4 +1,4 @@
-"""Model of a device's compute time, from its profile, its temperature and its owner's load."""
+"""Model a device's compute time from its profile, its temperature and its owner's load."""
 
 from __future__ import annotations
 

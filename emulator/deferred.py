@@ -38,7 +38,7 @@ class DeferredProduct:
         return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
-        """Compute the block, and return its bytes in wire format."""
+        """Compute the block and return its bytes in wire format."""
         return self.compute().pack()
 
 

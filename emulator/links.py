@@ -3,7 +3,7 @@
 A link sends one message at a time. A message arrives one latency after its last byte is sent.
 Drift multiplies the rate by exp(sigma x - sigma^2/2), where x is fractional Gaussian noise. Jitter
 adds to the latency and never reorders messages. With packet loss p, a TCP connection reaches at
-most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p of its packets twice.
+most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a fraction p of its packets twice.
 """
 
 from __future__ import annotations

@@ -94,9 +94,10 @@ class Lateness:
 class PacedConnection:
     """A connection that delays messages as a modelled link would.
 
-    It reads each incoming message early, and returns the message at the modelled arrival time. It
+    It reads each incoming message early and returns the message at the modelled arrival time. It
     writes each outgoing message at the modelled arrival time, so the latency counts only once.
-    The server would receive a long message byte by byte; heartbeats stand for these bytes.
+    Over a real link, the server would receive a long message byte by byte. Heartbeats stand in for
+    these bytes.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class PacedConnection:
         self._tasks = [asyncio.create_task(self._take_in()), asyncio.create_task(self._give_out())]
 
     async def receive(self) -> bytes:
-        """Wait for the next message, and return it at its modelled arrival time."""
+        """Wait for the next message and return it at its modelled arrival time."""
         arrives_s, data = await self._inbox.get()
         await self._clock.sleep_until(arrives_s)
         if isinstance(data, Exception):

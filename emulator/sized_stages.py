@@ -1,4 +1,4 @@
-"""Emulation of steps by stages from array sizes alone, for models too large for this machine.
+"""Emulate steps by stages from array sizes alone, for models too large for this machine.
 
 The devices compute no results. Every message is still sent over the emulated links, and each graph
 run takes the time that its FLOPs require. Sizes and FLOPs come from `cleave.workload.stages`.
@@ -386,7 +386,7 @@ def emulate_stages(
     seed: int = 0,
     observers: Sequence[Callable[[Activity], None]] = (),
 ) -> EmulatedStages:
-    """Plan stages for a fleet, and emulate training steps from array sizes alone.
+    """Plan stages for a fleet and emulate training steps from array sizes alone.
 
     Args:
         rows: number of sequences in the batch.
@@ -396,7 +396,8 @@ def emulate_stages(
         coding, seed: as for `emulator.virtual.emulated`.
 
     Raises:
-        PlanError: if the devices cannot run the model in stages, such as for lack of memory.
+        PlanError: if the devices cannot run the model in stages, for example because they lack
+            memory.
     """
     runtime = VirtualRuntime(
         members, None, Arithmetic.NONE, ps.rates, verify=False, coding=coding, seed=seed

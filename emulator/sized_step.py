@@ -1,4 +1,4 @@
-"""Emulation of training steps by tiles from array sizes alone, for models of any size.
+"""Emulate training steps by tiles from array sizes alone, for models of any size.
 
 The GEMMs run in the same order as in training. All matrices are views of a single zero element. A
 group of GEMMs that repeats on an idle fleet is emulated once, and its timeline is then replayed.

@@ -1,9 +1,9 @@
-"""Emulation in virtual time: one event heap drives the real scheduler and real device cores.
+"""Emulate a fleet in virtual time: one event heap drives the real scheduler and device cores.
 
-Only links, processors and the presence of devices are modelled. The clock advances only while the
-caller waits or reports local work. Threads may share a fleet, but only one thread at a time
-advances the clock. Payloads are not really compressed. Instead, their sizes are multiplied by
-typical compression ratios (`cleave.planner.coding`).
+Only links, processors, and when devices join and leave are modelled. The clock advances only while
+the caller waits or reports local work. Threads may share a fleet, but only one thread at a time
+advances the clock. Payloads are not compressed. Instead, their sizes are multiplied by typical
+compression ratios (`cleave.planner.coding`).
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """Cancel a GEMM, and withdraw the GEMM's outstanding tasks from the devices."""
+        """Cancel a GEMM and withdraw the GEMM's outstanding tasks from the devices."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
@@ -400,7 +400,7 @@ class VirtualRuntime(Runtime):
         self._counters += replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
 
     def close(self) -> None:
-        """Disconnect all devices, and discard all scheduled events."""
+        """Disconnect all devices and discard all scheduled events."""
         self.devices.clear()
         self._heap.clear()
 
@@ -433,7 +433,7 @@ class VirtualRuntime(Runtime):
         return self.manager.scheduler.blank
 
     def _advance(self, until_s: float) -> None:
-        """Process all events up to `until_s`, and advance the clock to `until_s`."""
+        """Process all events up to `until_s` and advance the clock to `until_s`."""
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
@@ -464,7 +464,7 @@ class VirtualRuntime(Runtime):
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """Mark a GEMM as done. First finish its output, unless `error` states why it failed."""
+        """Mark a GEMM as done. First finish its output, unless `error` says why it failed."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -654,7 +654,7 @@ def emulated(
         compute: False to emulate only the sizes of results; no results are computed.
         ps: rates of the server's network card and event loop; None for an unlimited card and
             processing that takes no time.
-        seed: random seed for jitter, drift and the devices' presence.
+        seed: random seed for jitter, drift and the devices' availability.
         start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
         verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because
             results never leave the process. `all` and `sample` require `whole_tiles=False`.

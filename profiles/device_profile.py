@@ -1,6 +1,6 @@
 """The schema of device profiles: measured or published figures for one type of device.
 
-Figures are in SI units unless a field name states another unit. Unknown figures are left out. A
+Figures are in SI units unless a field name specifies another unit. Unknown figures are left out. A
 table's `source` is the publication or measurement from which its figures come.
 """
 

@@ -59,7 +59,7 @@ def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
 
 
 def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
-    """Read a TOML file into nested dictionaries, and check its numbers.
+    """Read a TOML file into nested dictionaries and check its numbers.
 
     Raises:
         ValueError: if the file cannot be read, a number is not finite, or an integer does not fit
@@ -266,7 +266,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load all device profiles of the library, and return them by name."""
+    """Load all device profiles of the library and return them by name."""
     return {name: load_profile(name) for name in profile_names()}
 
 

@@ -206,7 +206,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 
 
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
-    """Fit a performance model to all samples, and estimate its error for other samples.
+    """Fit a performance model to all samples and estimate its error for other samples.
 
     The report describes a second model, which is fitted to four of every five samples and tested
     on the fifth.

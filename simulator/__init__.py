@@ -1,1 +1,1 @@
-"""Simulation of training methods, and tests of published claims against simulated results."""
+"""Simulate training methods and test published claims against simulated results."""

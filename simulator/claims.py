@@ -1,4 +1,4 @@
-"""Tests of the Cleave paper's claims against simulated results."""
+"""Test the Cleave paper's claims against simulated results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield each device count with its outcomes by method name, for an unlimited PS card."""
+        """Yield device counts with outcomes by method name, for an unlimited PS network card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:

@@ -35,7 +35,7 @@ class Conditions:
         seed: random seed of all searches.
         fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
             count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
-        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
     """
 
     spec: ModelSpec
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """Model of a step's average duration if the loss of a device delays only the current phase.
+    """Models a step's average duration if the loss of a device delays only the current phase.
 
     After a loss, the other devices recompute the lost tile. The delay of a phase does not depend on
     how many devices are lost in it. If each of n devices is lost at the rate lambda, a step takes
@@ -150,7 +150,7 @@ class Method(Protocol):
     def name(self) -> str: ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step, and return one outcome per variant. The main variant is first."""
+        """Simulate one step and return one outcome per variant. The main variant is first."""
         ...
 
 
@@ -160,14 +160,14 @@ def best(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method that has no plan. `reason` states why."""
+    """Return the outcome of a method that has no plan. `reason` says why."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
     """Return the average time of a step in seconds if devices are lost at random.
 
-    If each of n devices is lost at a constant rate lambda, also during recoveries, this time is
+    If each of n devices is lost at a constant rate lambda, including during recovery, this time is
 
         T = step / (1 - n lambda (detection + recovery))
 
@@ -176,7 +176,7 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
 
     Args:
         outcome: simulated step without losses.
-        losses_per_s: losses of one device per second (lambda).
+        losses_per_s: loss rate of each device, in losses per second (lambda).
         detection_s: time in seconds from the loss of a device until the PS detects the loss.
 
     Returns:

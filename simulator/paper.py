@@ -62,7 +62,7 @@ def report(
 
     Args:
         conditions: paragraph that describes the simulated conditions.
-        claims: tested claims with uncompressed payloads.
+        claims: the claims, tested with uncompressed payloads.
         figures: caption, file name and explanation of each figure.
         coded: the same claims, tested with compressed payloads; empty if not simulated.
     """
@@ -183,7 +183,8 @@ class Scope:
         model: name of the main model, which is simulated with each number of devices in `counts`.
         others: names of the other models, which are simulated with the numbers in `few`.
         small_memory: device counts at which Cleave's methods run with 512 MB per device.
-        carded: device counts at which Cleave's methods run with the PS cards in `CARDS_GBPS`.
+        carded: device counts at which Cleave's methods run with the PS network cards in
+            `CARDS_GBPS`.
         roomy: device count for the simulations with 32 GB per device.
         batch, seq: sequences per step, and tokens per sequence.
     """

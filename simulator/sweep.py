@@ -1,4 +1,4 @@
-"""Simulation of a training step for several methods and device counts."""
+"""Simulate a training step for several methods and device counts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cell:
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
     def rows(self) -> list[Row]:
-        """Simulate a step, and return one row for each variant of the method."""
+        """Simulate a step and return one row for each variant of the method."""
         return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 
@@ -94,10 +94,10 @@ def cells(
         dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
-        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
             compressed link carries fewer bytes. In other methods, its rate is higher.
-        memory_bytes: memory of each device; None to use the memory that the fleet states.
+        memory_bytes: memory of each device; None to use the memory that the fleet specifies.
 
     Raises:
         UsageError: if the fleet is unknown or invalid.

@@ -167,11 +167,11 @@ def _task(
 
 
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
-    """Return the least time in seconds in which the devices together can finish `count` tasks.
+    """Return the minimum time in seconds in which the devices together can finish `count` tasks.
 
-    Only devices with memory for two tasks take part. Without such devices, the result is infinite.
-    A device finishes its n-th task after ``latency + download + compute + upload + (n - 1) period``
-    seconds. The period is the longest of the task's download, compute and upload times.
+    Only devices with memory for two tasks take part. If no device qualifies, the result is
+    infinite. A device finishes its n-th task after ``latency + download + compute + upload + (n -
+    1) period`` seconds. The period is the longest of the task's download, compute and upload times.
     """
     period, first = _period_and_first_s(task, rates)
     roomy = 2 * task.memory_bytes <= rates.memory

@@ -66,7 +66,7 @@ class Claim:
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Return the range of a method's results as text; empty without trials.
+        """Return the range of a method's results as text; empty if no trial exists.
 
         For example, "2x to 5.1x, 3 of 8" means that the claim holds in 3 of 8 trials.
         """

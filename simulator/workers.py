@@ -28,7 +28,7 @@ class Processes:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Call `work` with each task, and yield the task's index and result when it completes.
+        """Call `work` with each task and yield the task's index and result when it completes.
 
         Tasks start in list order, so put the longest first. With several processes, `work` and the
         tasks are pickled, so `work` must be a module-level function.
@@ -67,7 +67,7 @@ class RayCluster:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Call `work` with each task, and yield results like `Processes.run`.
+        """Call `work` with each task and yield results like `Processes.run`.
 
         Raises:
             UsageError: if no cluster is running at the address.

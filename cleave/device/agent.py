@@ -77,14 +77,14 @@ class Agent:
 
     With `stays`, the agent retries an unreachable server with exponential backoff. Without `stays`,
     `run` raises if the server is unreachable, unless `known` returns True. The agent reconnects
-    when the connection is lost or the server stops, even before the first welcome. It ends when the
-    server refuses the device permanently or, without `stays`, no longer needs the device.
+    when the connection is lost or the server stops, even before the first welcome. It stops when
+    the server refuses the device permanently or, without `stays`, no longer needs the device.
 
     Args:
         say: called with every change of the agent's state.
         look: returns whether the machine may compute now; None to compute at any time.
         stays: whether to retry an unreachable server; by default, True if `look` is given.
-        once: whether to end after one session.
+        once: whether to stop after one session.
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
         drain_s: time in seconds to finish current runs once the policy forbids computation; 0 to
@@ -144,7 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Stop the agent: drain the session on the first call, and end at once on the second call.
+        """Stop the agent: drain the session on the first call, and end it at once on the second.
 
         Call this method from the event loop.
         """
@@ -155,7 +155,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_and_go(self) -> None:
-        """Run sessions one after another, while the policy permits, until the agent must end."""
+        """Run sessions one after another, while the policy permits, until the agent must stop."""
         permission = ALLOWED
         while not self._stopping:
             if self._look is not None:

@@ -1,4 +1,4 @@
-"""The device's protocol state machine, without sockets, clocks or computations.
+"""The device's protocol state machine. It uses no sockets or clocks and computes nothing itself.
 
 `DeviceCore.received` converts a message from the PS into orders (work to execute) and messages to
 send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed

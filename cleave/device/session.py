@@ -353,7 +353,7 @@ def device_hello(
 
     Args:
         memory_bytes: memory budget for arrays and results, in bytes.
-        join_code: join code to exchange for a new credential; empty without a join code.
+        join_code: join code to exchange for a new credential; empty if the device has no join code.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.
         graphs: whether the device can run ONNX graphs.

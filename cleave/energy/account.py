@@ -33,7 +33,7 @@ class DeviceUsage:
         radio_s: time spent receiving plus time spent sending.
         active_power_w: power above idle while computing, from the fleet file; used if neither
             profile nor kind determines a power.
-        measured_j: energy that the devices measured themselves; None if they measured none.
+        measured_j: energy that the devices measured themselves; None if they measured no energy.
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
         kind: the kind that the devices report; used if the profile is unknown.
@@ -153,7 +153,7 @@ def fleet_footprint(
     Args:
         usages: usage of the devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
-        typical: typical power, used for devices whose profile states no power.
+        typical: typical power, used for devices whose profile does not specify it.
         gco2e_per_kwh: carbon intensity of electricity for devices, network and PS; None if unknown.
         ps: energy of the PS; None if unknown.
     """
@@ -232,7 +232,7 @@ def cloud_footprint(
     """Return the energy and carbon of a run in a data centre.
 
     Raises:
-        ValueError: if the profile of the GPU does not state `compute_w`.
+        ValueError: if the profile of the GPU does not specify `compute_w`.
     """
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:

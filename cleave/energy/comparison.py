@@ -1,4 +1,4 @@
-"""Comparison of the energy and carbon of a fleet with those of a data centre."""
+"""Compare the energy and carbon of a fleet with those of a data centre."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ComparisonQuestion:
     Attributes:
         usages: usage of the fleet's devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
-        typical: typical power, used for devices whose profile states no power.
+        typical: typical power, used for devices whose profile does not specify it.
         ps: energy of the PS; None if unknown.
         cloud: usage of the data centre; None to account for the fleet alone.
     """

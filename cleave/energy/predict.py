@@ -1,11 +1,12 @@
-"""Prediction of the time and usage of a fleet, or of a GPU, for a number of training steps.
+"""Predict how long a fleet or a GPU takes for a number of training steps, and what it uses.
 
 The fleet or the GPU computes the GEMMs of the Linear modules. Attention scores and elementwise
-operations are not counted. With a fleet, the PS computes them.
+operations are not counted. With a fleet, the PS computes them. Throughputs are those of matrix
+multiplication, in FLOP/s.
 
-    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds at
-            the sustained throughput F of the hot device, and idles for the rest of the step.
-    GPU:    t = FLOPs / (share F), where F is the peak throughput in matrix multiplication.
+    fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
+            where F is the throughput it sustains when hot. It idles for the rest of the step.
+    GPU:    t = FLOPs / (share peak), where `share` is the part of the peak that training reaches.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RunEnergy:
         wall_s: duration in real time.
         usages: usage of the run's devices, on the fleet's clock.
         machine_j: energy that the run's machine drew; None if the machine cannot measure energy.
-        machine_source: states where `machine_j` comes from; shown to the user.
+        machine_source: source of `machine_j`, shown to the user.
         virtual: whether the run's machine emulated the devices on a virtual clock.
         devices_here: number of real devices that ran on the same machine as the server.
     """
@@ -141,7 +141,7 @@ def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
 
     Args:
         machine: record with the energy and duration of the machine that runs the servers.
-        servers: records with the usage of each server's devices; empty without devices.
+        servers: records with the usage of each server's devices; empty if the run has no devices.
     """
     duration_s = max((each.duration_s for each in servers), default=machine.duration_s)
     usages = [

@@ -1,4 +1,4 @@
-"""Sensitivity of a figure to each assumption, with all other assumptions unchanged."""
+"""Compute how a figure changes with each assumption while all other assumptions stay the same."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw a tornado plot, and save it as an image file.
+    """Draw a tornado plot and save it as an image file.
 
     Args:
         path: the image file. Its suffix, such as .png, determines the format.

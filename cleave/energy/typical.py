@@ -1,7 +1,7 @@
-"""Typical power for devices whose profile states no power.
+"""Typical power for devices whose profile does not specify it.
 
 Typical power is the median of power values measured on devices of the same class. `typical.toml`
-lists the measured devices with sources. Reports name each typical figure (see `Gap`).
+lists the measured devices with sources. Reports flag each typical figure (see `Gap`).
 """
 
 from __future__ import annotations

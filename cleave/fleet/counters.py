@@ -12,7 +12,7 @@ class FleetCounters(Sums):
     """Cumulative counters of a fleet. Subtract two snapshots to get the counts between them.
 
     Attributes:
-        fleet_s: total time for which training waited for GEMMs or steps by stages, in seconds on
+        fleet_s: total time that training spent waiting for GEMMs or steps by stages, in seconds on
             the fleet's clock.
         waited_s: total time of these waits on the wall clock, in seconds.
         verify_s: CPU time spent on verifying results, in seconds.
@@ -25,11 +25,13 @@ class FleetCounters(Sums):
         blocks: number of result blocks received.
         reissued: number of tasks and stage passes that were reassigned or duplicated.
         late: number of results that arrived too late to be used.
-        local_gemms: number of GEMMs that the PS computed for lack of devices or to end a step.
+        local_gemms: number of GEMMs that the PS computed because no device was available, or to
+            finish a step.
         predicted_s: total predicted duration of the completed steps by stages, in seconds on the
             fleet's clock.
-        planning_s: wall-clock time in seconds for which training waited for stage plans.
-        audit_s: wall-clock time in seconds for which training waited for audits of steps by stages.
+        planning_s: wall-clock time, in seconds, that training spent waiting for stage plans.
+        audit_s: wall-clock time, in seconds, that training spent waiting for audits of steps by
+            stages.
         loss_s: wall-clock time, in seconds, that the PS spent on the loss and on its own layers in
             steps by stages. Devices may work at the same time.
         sums_s: wall-clock time, in seconds, that the PS spent on reading and adding the gradients

@@ -29,8 +29,8 @@ class Fleet:
     `cleave.fleet.selection` wraps a fleet to compute a GEMM on the PS if that is faster.
 
     Args:
-        runtime: executes the GEMMs, and provides the clock and the connections to devices.
-        planner: divides each GEMM into tiles, and assigns the tiles to devices.
+        runtime: executes the GEMMs and provides the clock and the connections to devices.
+        planner: divides each GEMM into tiles and assigns the tiles to devices.
     """
 
     runtime: FleetRuntime

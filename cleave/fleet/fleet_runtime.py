@@ -2,7 +2,7 @@
 
 `cleave.fleet.runtime.Runtime` serves the devices in this process.
 `cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
-are connected. So the devices stay connected when this process ends.
+are connected. So the devices stay connected when this process exits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Give the current step by stages an array that the caller computed for a micro-batch.
+        """Pass an array that the caller computed for a micro-batch to the current step by stages.
 
         `StageStep.give` describes the arguments.
         """
@@ -95,11 +95,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if one runs. Devices keep arrays for the next step."""
+        """End the current step by stages, if any. Devices keep arrays for the next step."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the current step by stages, if one runs. Devices delete the model's arrays."""
+        """End the current step by stages, if any. Devices delete the model's arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
-_STOP_S: Final = 10.0  # longest wait for the process to leave before it is killed
+_STOP_S: Final = 10.0  # maximum wait for the process to exit before it is killed
 _NICENESS: Final = 10  # the PS's own work takes precedence
 
-_SHARE_OF_MEMORY: Final = 0.25  # of the PS's computer, that its device offers at most
-_SHARE_OF_AVAILABLE: Final = 0.5  # the same, of the memory that nothing else needs
+_SHARE_OF_MEMORY: Final = 0.25  # maximum share of the computer's memory that the device offers
+_SHARE_OF_AVAILABLE: Final = 0.5  # maximum share of the memory that nothing else needs
 
 
 def offered_bytes(reserved_bytes: int) -> int:
     """Return the memory that a device on this computer offers, in bytes; 0 if it is unknown.
 
     Args:
-        reserved_bytes: memory that the PS itself will need besides the memory that it has now.
+        reserved_bytes: additional memory that the PS itself will need, beyond what it uses now.
     """
     total, available = total_memory_bytes(), available_memory_bytes()
     if total is None or available is None:
@@ -32,7 +32,7 @@ def offered_bytes(reserved_bytes: int) -> int:
 
 
 def end_process(process: subprocess.Popen[Any], patience_s: float) -> None:
-    """Terminate a process, and wait for its end. Kill the process after `patience_s` seconds."""
+    """Terminate a process and wait until it exits. Kill the process after `patience_s` seconds."""
     process.terminate()
     try:
         process.wait(patience_s)
@@ -42,10 +42,10 @@ def end_process(process: subprocess.Popen[Any], patience_s: float) -> None:
 
 
 class OwnDevice:
-    """A device process on the PS's computer. While it runs, it connects to the PS like any device.
+    """A device process on the PS's computer. It connects to the PS like any other device.
 
     Args:
-        command: command that starts the process, without the memory that the device offers.
+        command: command that starts the process, without the `--memory` option.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -54,15 +54,15 @@ class OwnDevice:
 
     @property
     def runs(self) -> bool:
-        """Return whether the process runs. It joins the fleet some seconds after its start."""
+        """Return True if the process is running. It joins the fleet seconds after it starts."""
         process = self._process
         return process is not None and process.poll() is None
 
     def start(self, memory_bytes: int) -> None:
-        """Start the process, if it does not run. The device offers `memory_bytes` bytes."""
+        """Start the process if it is not running. The device offers `memory_bytes` bytes."""
         if self.runs:
             return
-        # In a session or process group of its own, so that Ctrl-C ends the job before the device.
+        # In a session or process group of its own, so that Ctrl-C stops the job before the device.
         group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # on Windows
         self._process = subprocess.Popen(
             [*self._command, "--memory", str(memory_bytes // 10**6)],
@@ -72,11 +72,11 @@ class OwnDevice:
             creationflags=group,
         )
         if sys.platform != "win32":
-            with suppress(ProcessLookupError):  # it has ended already
+            with suppress(ProcessLookupError):  # the process has already exited
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def stop(self) -> None:
-        """End the process, if it runs."""
+        """Stop the process if it is running."""
         process, self._process = self._process, None
         if process is not None:
             end_process(process, _STOP_S)

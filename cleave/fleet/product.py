@@ -127,7 +127,7 @@ class GemmFuture:
     out: Buffer
     wait: Callable[[GemmFuture], object]  # called by `result` unless the GEMM is done
     done: bool = False  # whether the GEMM has ended, with or without an error
-    error: str = ""  # why the GEMM failed; empty without a failure
+    error: str = ""  # why the GEMM failed; empty on success
 
     def result(self) -> Buffer:
         """Wait until the GEMM is done, and return `out`. Raise FleetError if the GEMM failed."""

@@ -179,7 +179,7 @@ class Runtime(FleetRuntime):
 
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
-        """Record the end of a GEMM, and wake the thread that waits for the GEMM.
+        """Record the end of a GEMM and wake the thread that waits for the GEMM.
 
         `error` is the reason why the GEMM failed; empty on success.
         """
@@ -198,7 +198,7 @@ class Runtime(FleetRuntime):
             output.place(task.gemm, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Verify a result block, and return the instructions that follow from the verdict.
+        """Verify a result block and return the instructions that follow from the verdict.
 
         The list is empty if a subclass verifies the block in the background.
         """

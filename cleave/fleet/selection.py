@@ -1,4 +1,4 @@
-"""Selection of the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
+"""Select the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
 
 With `--offload auto`, the PS computes a GEMM itself if that is faster. With `--offload all`, all
 GEMMs run on the fleet, and the predictions are used only for the run's summary.

@@ -1,4 +1,4 @@
-"""Measurement of the parts of a training step that the parameter server (PS) computes itself.
+"""Measure the parts of a training step that the parameter server (PS) computes itself.
 
 The measured operations have random data and the shapes, dtype and threads of the training run.
 """
@@ -16,10 +16,10 @@ from cleave.planner.stages.model import PsCompute
 
 _TOKENS: Final = 256
 _TOKENS_OF_LOSS: Final = 64
-_MOST_WIDTH: Final = 1024  # larger matrices are not faster, and take long
+_MOST_WIDTH: Final = 1024  # larger matrices take longer to measure, at the same speed
 _MOST_INNER: Final = 4096
 _MOST_VOCABULARY: Final = 65536
-_PARAMETERS: Final = 2**21  # far more than a processor's cache holds, with optimizer state
+_PARAMETERS: Final = 2**21  # with optimizer state, far more than a processor's cache holds
 
 
 @cache
@@ -47,7 +47,7 @@ def measured_server(
     vocabulary = min(vocabulary, _MOST_VOCABULARY)
     import torch
 
-    # The caller's random numbers must not depend on whether this was measured before.
+    # The measurement must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         layer_s = sustained_s(_layer(width, inner, dtype))
         loss_s = sustained_s(_loss(width, vocabulary, dtype))

@@ -1,1 +1,1 @@
-"""Export of a model's layers and loss as ONNX graphs, which devices can run without torch."""
+"""Export a model's layers and loss as ONNX graphs, which devices can run without torch."""

@@ -268,7 +268,7 @@ class _Weights:
     """The attention weights of one block of queries, shape (batch, heads, rows, keys).
 
     Attributes:
-        squeezed: tanh(scores / softcap), with the same shape; None without a softcap.
+        squeezed: tanh(scores / softcap), with the same shape; None if no softcap is set.
         seen: true where a query attends to a key; None unless the mask is boolean or causal.
     """
 

@@ -1,4 +1,4 @@
-"""Recorded calls of a model's decoder layers, and runs of the model without its layers."""
+"""Record the calls of a model's decoder layers and run the model without its layers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerCall:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
-        """Repeat the recorded call with other tensors, and return the layer's output."""
+        """Repeat the recorded call with other tensors and return the layer's output."""
         leaves = [extras[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -90,7 +90,7 @@ def layer_calls(
     *,
     positions: Tensor | None = None,
 ) -> list[LayerCall]:
-    """Run a forward pass with `plain_attention`, and return the recorded call of each layer.
+    """Run a forward pass with `plain_attention` and return the recorded call of each layer.
 
     Args:
         model: a causal language model of transformers.
@@ -189,7 +189,8 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer; autograd connects the `x` from `embed` to the embedding.
+        x: input of the first layer. If `embed` returned it, autograd propagates its gradient to the
+            embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 

@@ -1,4 +1,4 @@
-"""Disk cache of exported graphs, because the export of a graph takes seconds."""
+"""Cache exported graphs on disk, because exporting a graph takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Division of a joint trace of a function and its gradient into forward and backward graphs.
+"""Divide a joint trace of a function and its gradient into forward and backward graphs.
 
 The forward graph also returns *activations*: the results of matrix multiplications, which are the
 costliest operations. Cheap operations (norms, additions, softmax) are always recomputed. So are

@@ -1,4 +1,4 @@
-"""Export of layers, and of parts of layers for devices with too little memory for a whole layer."""
+"""Export layers, or parts of layers for devices with too little memory for a whole layer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class LayerPart:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, extras: Mapping[str, Tensor]
     ) -> Tensor:
-        """Run this part of the layer with other tensors, and return the part's output.
+        """Run this part of the layer with other tensors and return the part's output.
 
         The layer's operations that precede the part also run, but do not affect the output.
         """
@@ -217,7 +217,7 @@ def _elements(part: LayerPart) -> int:
 
 
 def _cuts(layer: LayerPart) -> Iterator[tuple[LayerPart, LayerPart]]:
-    """Trace a layer's forward pass, and yield the two parts of each possible cut.
+    """Trace a layer's forward pass and yield the two parts of each possible cut.
 
     A cut is possible at a result with the shape of the layer's input, if the layer's output depends
     on its input only through the result, and if the two parts share no trainable parameter. The

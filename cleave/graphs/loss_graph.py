@@ -1,4 +1,4 @@
-"""Export of everything after a model's last layer: as one graph, or in slices of the vocabulary.
+"""Export everything after a model's last layer, as one graph or in slices of the vocabulary.
 
 Norm, LM head and cross-entropy process each token independently. So the graphs' batch dimension
 consists of tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The

@@ -1,4 +1,4 @@
-"""Export of all graphs of a model: the loss, and the passes of each kind of layer."""
+"""Export all graphs of a model: the loss, and the passes of each kind of layer."""
 
 from __future__ import annotations
 

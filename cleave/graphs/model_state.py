@@ -1,4 +1,4 @@
-"""Digests of everything that a graph depends on, to find cached graphs and detect model changes.
+"""Digest everything that a graph depends on, to find cached graphs and detect model changes.
 
 A graph stays valid as long as the module's code, plain attributes, tensor shapes, `requires_grad`,
 training mode and hooks stay the same.

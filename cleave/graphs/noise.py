@@ -1,4 +1,4 @@
-"""Random noise in graphs, to measure the effect of rounding errors.
+"""Add random noise to graphs, to measure the effect of rounding errors.
 
 If terms cancel, a result may consist of rounding errors only. For example, the gradient of a key
 projection's bias is 0 in exact arithmetic. So noise that is larger than a device's rounding errors

@@ -1,4 +1,4 @@
-"""Packing of several documents into one sequence so that no token attends to another document."""
+"""Pack several documents into one sequence so that no token attends to another document."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Test how a model can separate documents, and return the first method that works.
+    """Test how a model can separate documents and return the first method that works.
 
     The model is called, because some models accept position IDs but ignore them.
 

@@ -1,4 +1,4 @@
-"""Conversion of core ATen graphs to exported programs of `torch.export`."""
+"""Convert core ATen graphs to exported programs of `torch.export`."""
 
 from __future__ import annotations
 

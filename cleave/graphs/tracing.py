@@ -1,4 +1,4 @@
-"""Tracing of tensor functions, and their export as ONNX models that accept any batch size."""
+"""Trace tensor functions and export them as ONNX models that accept any batch size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TracedGraph:
     """A function to trace, with descriptions of its inputs and outputs.
 
     Attributes:
-        function: takes the inputs by name, and returns the outputs in order.
+        function: takes the inputs by name and returns the outputs in order.
         inputs: an example of each input by name. The values are ignored. Floating-point inputs
             become fp32.
         outputs: names of the outputs, in order.
@@ -380,7 +380,7 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Serialize an exported model without metadata, and check that it is within devices' limits."""
+    """Serialize an exported model without metadata and check that it is within devices' limits."""
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
     nodes = list(_nodes(model.graph))

@@ -192,8 +192,8 @@ def sustained_s(
 ) -> float:
     """Return the mean duration of `run` in seconds, over at least `least_s` seconds.
 
-    All repetitions count, not only the fastest: a single one can run in a burst, at a speed that a
-    CPU quota, a turbo clock or heat does not allow for long.
+    All repetitions count, not only the fastest: a single repetition may be a burst, at a speed that
+    a CPU quota, the turbo clock or heat does not allow for long.
     """
     run()  # warm-up: starts threads and loads kernels
     start_s, took_s, count = clock(), 0.0, 0

@@ -1,4 +1,4 @@
-"""Data classes that describe a graph's arrays and operations, to compute the arrays' sizes."""
+"""Data classes that describe a graph's arrays and operations, for computing array sizes."""
 
 from __future__ import annotations
 

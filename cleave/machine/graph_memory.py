@@ -76,7 +76,7 @@ class GraphMemory:
         self._found: dict[tuple[object, ...], int] = {}
 
     def peak_bytes(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
-        """Return a run's working memory in bytes, without the run's inputs and stored outputs.
+        """Return a run's working memory in bytes, excluding the run's inputs and stored outputs.
 
         Args:
             given: the array for each graph input, in order; constants are not inputs.

@@ -20,7 +20,7 @@ _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return an equivalent model that takes inputs in 16 bits where `given` states a 16-bit dtype.
+    """Return an equivalent model that takes 16-bit inputs where `given` specifies a 16-bit dtype.
 
     Inputs with a dynamic shape stay fp32: they are activations, whose dtype may vary between runs.
 

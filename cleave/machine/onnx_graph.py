@@ -308,7 +308,8 @@ def written(
     Args:
         nodes: nodes in topological order.
         inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
-        constants: maps the names of constants to little-endian arrays; None without constants.
+        constants: maps the names of constants to little-endian arrays; None if the graph has no
+            constants.
     """
     graph = (
         *(content(GraphField.NODE, written_node(node)) for node in nodes),

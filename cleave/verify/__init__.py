@@ -1,4 +1,4 @@
-"""Checks of result blocks without repeating the matrix multiplication.
+"""Check result blocks without repeating the matrix multiplication.
 
 `cleave.verify.check` describes the method.
 """

@@ -9,9 +9,9 @@ columns.
 A row is *in doubt* if its residual (the difference of C r and A (B r)) exceeds `ROW_LIMIT` standard
 deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
 mean square of their residuals exceeds `SPREAD_LIMIT`, which detects noise spread over many rows.
-The deviation comes from a model, so doubt proves no fault. Rows in doubt are recomputed in double
-precision. A device is blamed only for elements that no order of summation in fp32 can explain.
-Other rows in doubt are replaced by the recomputed rows, without blame.
+The standard deviation comes from a model, so a row in doubt is not proof of a fault. Rows in doubt
+are recomputed in double precision. A device is blamed only for elements that no order of summation
+in fp32 can explain. Other rows in doubt are replaced by the recomputed rows, without blame.
 
 The rounding of 16-bit results hides errors of similar size, even systematic errors. So a few random
 elements of each 16-bit block are recomputed. An element that no order of summation explains is a

@@ -1,6 +1,6 @@
 """Limits on the rounding error of a matrix multiplication that sums in fp32 in any order.
 
-`variance` models honest devices, and decides which rows of a block are recomputed. `Product.may_be`
+`variance` models honest devices and decides which rows of a block are recomputed. `Product.may_be`
 uses a bound that no order of summation exceeds, and decides which devices are blamed. The bound of
 `Product.likely` lies between the two. A few elements outside this bound prove nothing.
 """

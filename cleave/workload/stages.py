@@ -266,7 +266,7 @@ class StageSizes:
         )
 
     def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:
-        """Return the speed of a PS with a stated throughput and an ordinary optimizer."""
+        """Return the speed of a PS with a given throughput and an ordinary optimizer."""
         return PsCompute(flops_per_s, self.trained_parameters / _OPTIMIZER_PER_S, card)
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:

@@ -1,1 +1,1 @@
-"""Measurement of the figures in a device profile: this machine's compute, and its link to a PS."""
+"""Measure the figures in a device profile: this machine's compute speed and its link to a PS."""

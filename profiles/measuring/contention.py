@@ -45,7 +45,7 @@ def measure_contention(
 
     Raises:
         OSError: if a process cannot be started.
-        ValueError: if a process ends early.
+        ValueError: if a process exits early.
     """
     cores = usable_cores()
     measured: dict[int, float] = {}
@@ -73,7 +73,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
+            start_new_session=True,  # Ctrl-C goes to the parent, which stops the workers
             env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
         )
 
@@ -87,7 +87,7 @@ class _Worker:
             assert pipe is not None
             try:
                 pipe.close()
-            except BrokenPipeError:  # the process had already ended
+            except BrokenPipeError:  # the process had already exited
                 continue
 
     def ask(self, at_s: float, seconds: float) -> None:

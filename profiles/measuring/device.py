@@ -134,7 +134,7 @@ def measure_samples(
 
 
 def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
-    """Fit one performance model per layout, and measure its error on held-out samples.
+    """Fit one performance model per layout and measure its error on held-out samples.
 
     Raises:
         ValueError: if a layout has too few samples, or scipy is missing.
@@ -310,7 +310,7 @@ def measure_device(
     timer: TileTimer | None = None,
     graphs: Callable[[Clock], schema.GraphProfile | None] = measure_graphs,
 ) -> schema.DeviceProfile:
-    """Measure this machine for about `settings.total_s`, and return its device profile.
+    """Measure this machine for about `settings.total_s` and return its device profile.
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
@@ -319,7 +319,7 @@ def measure_device(
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
-            missing), or a process that measures contention ends early.
+            missing), or a process that measures contention exits early.
         OSError: if a process that measures contention cannot be started.
     """
     here, sensors = machine.this_machine(), sensors or Sensors()

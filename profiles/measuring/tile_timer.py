@@ -77,7 +77,7 @@ class SessionTimer:
     def block_s(
         self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Time a tile (see `TileTimer.block_s`). Raise FleetError if the device process ends."""
+        """Time a tile (see `TileTimer.block_s`). Raise FleetError if the device process exits."""
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)

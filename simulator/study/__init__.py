@@ -1,1 +1,1 @@
-"""Simulation of the edge-sustainability paper (arXiv 2507.01803), and tests of its claims."""
+"""Simulate the edge-sustainability paper (arXiv 2507.01803) and test its claims."""

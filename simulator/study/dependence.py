@@ -32,7 +32,7 @@ class Accountant:
     """Computes the GPU's energy and carbon divided by those of the devices.
 
     Attributes:
-        typical: typical power of a device, used if the device's profile states no power.
+        typical: typical power of a device, used if the device's profile does not specify it.
         of_energy, of_carbon: settings and states of all combinations of conditions for energy and
             for carbon claims. The central case is first.
         middle: state of the central case.

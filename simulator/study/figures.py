@@ -22,7 +22,7 @@ _BAND = {"color": "tab:green", "alpha": 0.15}
 
 
 def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw all figures of the report, and save them in an existing folder.
+    """Draw all figures of the report and save them in an existing folder.
 
     Raises:
         OSError, UsageError: if a figure cannot be written.

@@ -122,7 +122,7 @@ def simulated(
     names: Sequence[str] = METHODS,
     share: float = EQUAL_SHARE,
 ) -> Iterator[StudyRow]:
-    """Simulate a set-up with one memory offer, and yield a row for each method and variant.
+    """Simulate a set-up with one memory offer and yield a row for each method and variant.
 
     A set-up with one device yields only the row "alone", in which the device trains the whole
     model. Methods without a plan yield no row.

@@ -12,7 +12,7 @@ from simulator.verdict import Verdict, table
 
 
 def between(values: Iterable[float]) -> str:
-    """Format the lowest and highest ratio, such as "0.5 to 3"; empty without ratios."""
+    """Format the lowest and highest ratio, such as "0.5 to 3"; empty if no ratio is given."""
     found = sorted(values)
     if not found:
         return ""

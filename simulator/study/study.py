@@ -1,4 +1,4 @@
-"""The study: simulations of all set-ups and methods, tests of claims, and sensitivity analyses."""
+"""Run the study: simulate all set-ups and methods, test claims, and analyse sensitivity."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sensors for the owner's policy: last use, power supply and temperature of the machine.
 
-The sources are `/sys`, `/dev` and logind on Linux, `ioreg` and `pmset` on macOS, and the kernel on
-Windows. A value that the system does not provide is None.
+The sources are `/sys`, `/dev` and logind on Linux, `ioreg` and `pmset` on macOS, and the Win32 API
+on Windows. A value that the system does not provide is None.
 """
 
 from __future__ import annotations

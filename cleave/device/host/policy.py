@@ -184,7 +184,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The owner's conditions under which a machine may compute.
+    """The conditions that the owner sets for computing on a machine.
 
     Attributes:
         when: conditions that must all be met.

@@ -111,7 +111,7 @@ class LoaderState:
 
 
 class BatchLoader:
-    """Loader of training batches. The same data and arguments always yield the same batches.
+    """Loads training batches. The same data and arguments always yield the same batches.
 
     Sequence i is tokens[i * seq : (i + 1) * seq + 1]. The last label of a sequence is therefore the
     first input of the next sequence. Each epoch returns every sequence once, in a new random order.
@@ -237,7 +237,7 @@ def build_corpus(
             then used for training. None to split `source`.
         validation_fraction: approximate fraction of the documents assigned to the validation split,
             between 0 and 1.
-        max_tokens: number of tokens after which reading of a source stops.
+        max_tokens: number of tokens after which Cleave stops reading a source.
         progress: called with each progress message.
 
     Raises:

@@ -69,8 +69,8 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     `where` is the place of the record in its source, such as "Line 3 of 'a.jsonl'".
 
     Raises:
-        UsageError: if the record contains no valid document. The message lacks its subject: the
-            caller must prepend `where`.
+        UsageError: if the record contains no valid document. The message has no subject: the caller
+            must prepend `where`.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:
@@ -103,7 +103,7 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON value with all surrogate code points, which tokenizers reject, replaced by "?".
+    """Replace all surrogate code points in a JSON value by "?", because tokenizers reject them.
 
     Strings at any depth are cleaned, including the field names of objects.
     """
@@ -132,7 +132,7 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Clean a message, and join the parts of its content into one string."""
+    """Clean a message and join the parts of its content into one string."""
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
     if isinstance(content, list):
@@ -188,7 +188,7 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
 
     Returns:
         The text, and the character range [start, end) of each answer. An answer begins after the
-        generation prompt, and includes the end-of-turn token.
+        generation prompt and includes the end-of-turn token.
 
     Raises:
         UsageError: if an answer cannot be located in the text.

@@ -1,4 +1,4 @@
-"""Reading of training text from files, folders, data sets and Python's standard library."""
+"""Read training text from files, folders, data sets and Python's standard library."""
 
 import importlib.util
 import itertools

@@ -83,7 +83,7 @@ class TextTokenizer:
         return self._learned(document.text, [(len(document.prompt), len(document.text))])
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Encode a text, and mark tokens outside the character ranges `answers` as not learned."""
+        """Encode a text and mark tokens outside the character ranges `answers` as not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T

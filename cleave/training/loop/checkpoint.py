@@ -97,7 +97,8 @@ def save_checkpoint(
         meta: the caller's metadata, which JSON must be able to represent.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: step before which the latest checkpoint is also kept; None for no such step.
+        sound_before: step before which the latest checkpoint is also kept; None if there is no such
+            step.
         fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
             Each retry of a failed write calls `fetch` again.
 
@@ -153,7 +154,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> LoadedCheckpoint:
-    """Load the checkpoint in the folder `path`, and verify the checksum of its tensors.
+    """Load the checkpoint in the folder `path` and verify the checksum of its tensors.
 
     The tensors may be memory-mapped. Copy them before you delete the checkpoint's files.
 
@@ -256,10 +257,10 @@ def _untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
 def _write_tensors(
     file: BinaryIO, tensors: Mapping[str, torch.Tensor], fetch: Callable[[str], torch.Tensor] | None
 ) -> str:
-    """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
+    """Write tensors to `file` in safetensors format and return the SHA-256 of the file in hex.
 
-    The safetensors library is not used, because its errors do not tell whether the disk is full,
-    and because the checksum would then require a second pass over the file.
+    The safetensors library is not used, because its errors do not say whether the disk is full, and
+    because the checksum would then require a second pass over the file.
     """
     # Write the dtypes with the largest elements first, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))

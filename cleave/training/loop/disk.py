@@ -1,4 +1,4 @@
-"""Pauses in training while the disk that holds the run folder is full.
+"""Pause training while the disk that holds the run folder is full.
 
 Data stays in memory, and a failed write is retried until it succeeds, or for a limited time once
 the run is stopping. A failed write leaves the previous contents of the file unchanged.

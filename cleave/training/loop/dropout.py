@@ -28,7 +28,7 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules with `SeededDropout`, and return their shared seeds."""
+        """Replace a model's dropout modules with `SeededDropout` and return their shared seeds."""
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):

@@ -90,7 +90,7 @@ class Dataset:
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     """Find a job's model, load its tokenizer, and read and encode the training and held-out text.
 
-    Only the user's cache folder and the job's `state_dir` are written to.
+    This function writes only to the user's cache folder and the job's `state_dir`.
 
     Raises:
         CleaveError: if an input is missing or invalid, or does not match the model.
@@ -214,7 +214,7 @@ def changes_since(
 
 
 def _in_words(names: list[str]) -> str:
-    """Return a phrase for fingerprint names, as "another tokenizer and another chat template"."""
+    """Return a phrase for fingerprint names: "another tokenizer and another chat template"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

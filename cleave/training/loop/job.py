@@ -72,11 +72,11 @@ class MemoryMode(Enum):
     """How the PS saves memory during training.
 
     PLAIN: all activations and gradients stay in memory. RECOMPUTE: activations are recomputed in
-    the backward pass. LEAN: as RECOMPUTE, and without gradient accumulation, each gradient is freed
-    as soon as it has updated its parameter. With gradient clipping or in fp16, LEAN then runs the
-    backward pass twice, because all gradients must be checked before the first update. SHARDED: as
-    RECOMPUTE, with the weights sharded over several servers. AUTO: the fastest of these modes that
-    fits in the machine's memory.
+    the backward pass. LEAN: like RECOMPUTE. Without gradient accumulation, each gradient is also
+    freed as soon as it has updated its parameter. With gradient clipping or in fp16, LEAN then runs
+    the backward pass twice, because all gradients must be checked before the first update. SHARDED:
+    like RECOMPUTE, with the weights sharded across several servers. AUTO: the fastest of these
+    modes that fits in the machine's memory.
     """
 
     AUTO = "auto"

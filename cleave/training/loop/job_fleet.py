@@ -1,4 +1,4 @@
-"""Execution of a job's steps: by stages or tiles on the fleet, or on the PS alone.
+"""Run a job's steps by stages or tiles on the fleet, or on the PS alone.
 
 By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
@@ -43,17 +43,17 @@ _SLOW_DTYPE: Final = 1.5  # ratio of speeds above which a user is told to use fp
 
 
 class JobFleet:
-    """Runner of a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
+    """Runs a job on its fleet: whole steps by stages, or the model's GEMMs by tiles.
 
     For tiles, the model's linear layers are changed in place to compute on the fleet.
 
     Args:
-        journal: stores the results of GEMMs; None without a journal.
+        journal: stores the results of GEMMs; None to store no results.
         checkpointing: whether the model uses activation checkpointing.
         presence: called whenever the fleet's presence changes, with the new presence.
         stuck: called with the reason if no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-        packed: how attention is kept within a document; None with `--packing joined`.
+        packed: how attention is confined to a document; None with `--packing joined`.
         by_tiles: whether stages are excluded with `--method auto`.
 
     Attributes:

@@ -58,7 +58,8 @@ class JournalCounters:
 
     Attributes:
         written_bytes: total size of the products queued for writing, in bytes.
-        spent_s: training thread's time for the journal and early checkpoints, in seconds.
+        spent_s: time that the training thread spent on the journal and early checkpoints, in
+            seconds.
         write_s: time that the writer thread spent writing, in seconds.
         taken: number of products read from the journal.
         saved_s: time that the products read from the journal originally took, in seconds.
@@ -141,7 +142,7 @@ class Journal:
         self._writer = _Writer(self._path, self._file, queue_bytes, clock)
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open the journal file for the checkpoint of step `base`, and index its records.
+        """Open the journal file for the checkpoint of step `base` and index its records.
 
         Truncate the file at the first damaged record, and remove the other journal files.
         """
@@ -180,7 +181,7 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Index a journal file up to the first damaged record, and return that record's offset.
+        """Index a journal file up to the first damaged record and return that record's offset.
 
         Return the end of an undamaged file, or 0 if the file is not a journal.
         """
@@ -473,7 +474,7 @@ class _Writer:
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Discard all queued products, and wait until the current write has ended."""
+        """Discard all queued products and wait until the current write has ended."""
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
@@ -490,7 +491,7 @@ class _Writer:
         self.forget()
 
     def close(self) -> None:
-        """Write all queued products, and end the thread."""
+        """Write all queued products and stop the thread."""
         with self._change:
             self._closing = True
             self._change.notify_all()

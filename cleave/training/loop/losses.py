@@ -1,4 +1,4 @@
-"""Held-out losses of a run, and comparison of its training losses with another run's."""
+"""Track a run's held-out losses and compare its training losses with another run's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HeldOut:
         return found
 
     def lowest(self, loss: float, step: int) -> bool:
-        """Add the held-out loss after `step` steps, and return True if it is the lowest so far."""
+        """Add the held-out loss after `step` steps and return True if it is the lowest so far."""
         if isfinite(loss):
             self.sound_before = None
         elif self.sound_before is None:

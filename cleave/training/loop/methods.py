@@ -1,4 +1,4 @@
-"""Predicted durations of a job's steps: by tiles on the connected devices, or on the PS alone."""
+"""Predict how long a job's steps take by tiles on the connected devices, or on the PS alone."""
 
 from __future__ import annotations
 

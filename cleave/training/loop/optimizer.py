@@ -172,7 +172,7 @@ class Optimizer:
             gradient at a time is in memory. With clipping or a loss scale, an additional first
             backward pass computes the global norm and detects overflows.
         files: stores the optimizer state in files; None to store it in memory.
-        scale: the loss scale; None without loss scaling.
+        scale: the loss scale; None if the loss is not scaled.
         ranks: the servers that train the model together; None for a single server. With several
             servers, `in_backward` must be False, because gradients are summed before the update.
         weights: the sharded weights; None if each server stores all weights.
@@ -361,7 +361,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter, and move new optimizer state to a file if `files` is set."""
+        """Update one parameter and move new optimizer state to a file if `files` is set."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()

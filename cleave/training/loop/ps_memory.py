@@ -1,4 +1,4 @@
-"""Selection of the memory mode with which the PS trains a job."""
+"""Select the memory mode with which the PS trains a job."""
 
 from __future__ import annotations
 

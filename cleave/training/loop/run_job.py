@@ -1,4 +1,4 @@
-"""Execution of requests to train or use a model, from a command or an operator's message."""
+"""Execute requests to train or use a model, from a command or an operator's message."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Meter of the energy that a job has consumed since the meter was created."""
+    """Measures the energy that a job has consumed since this object was created."""
 
     def record(self) -> dict[str, Any]: ...
 
@@ -130,7 +130,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Executor of requests to train a job or to use a model.
+    """Executes requests to train a job or to use a model.
 
     Attributes:
         runs: parent folder of new run folders.

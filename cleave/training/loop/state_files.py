@@ -25,8 +25,8 @@ LEAST_BYTES: Final = 2**20  # smaller tensors stay in memory
 class StateFiles:
     """Memory-mapped files for optimizer state, in a folder that is created if missing.
 
-    Each file is deleted as soon as it is mapped. The operating system frees the disk space when
-    the process ends. On Windows, mapped files cannot be deleted and remain in the folder.
+    Each file is deleted as soon as it is mapped. The operating system frees the disk space when the
+    process exits. On Windows, mapped files cannot be deleted and remain in the folder.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:

@@ -1,4 +1,4 @@
-"""Logging of a run's metrics to TensorBoard and Weights & Biases."""
+"""Log a run's metrics to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Trainer:
             self.patience.insist(write)
 
     def close(self) -> None:
-        """Cancel the fleet's tasks in flight, and close the journal and the trackers."""
+        """Cancel the fleet's tasks in flight and close the journal and the trackers."""
         if self.fleet is not None:
             self.fleet.close()
         if self.journal is not None:
@@ -335,7 +335,7 @@ class Trainer:
         self.trackers.close()
 
     def run(self) -> DoneRecord:
-        """Run all remaining steps, and report and return the last record of the run."""
+        """Run all remaining steps, then report and return the last record of the run."""
         self._share_weights()
         job, note = self.job, self.context.note
         where = str(self.folder.path)
@@ -424,7 +424,7 @@ class Trainer:
         }
 
     def train_step(self) -> StepRecord:
-        """Run one optimizer step, and return its record.
+        """Run one optimizer step and return its record.
 
         Raises:
             AbandonedError: if training stops during the step, or if a server among several has lost
@@ -506,7 +506,7 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
-        """Compute the gradients of this server's micro-batches, and sum them over all servers.
+        """Compute the gradients of this server's micro-batches and sum them over all servers.
 
         Return the mean loss of the step over its `learned` learned tokens.
         """
@@ -678,9 +678,9 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Keep only the newest best checkpoint, and the newest up to the last regular checkpoint.
+        """Keep only the newest best checkpoint and the newest one that a resumed run can keep.
 
-        A killed run resumes from the last regular checkpoint, and removes later best checkpoints.
+        A killed run resumes from the last regular checkpoint and removes later best checkpoints.
         """
         if self.ranks.rank:
             return

@@ -1,1 +1,1 @@
-"""Training of LoRA adapters, with optional quantization of the frozen weights (QLoRA)."""
+"""Train LoRA adapters, and optionally quantize the frozen weights (QLoRA)."""

@@ -1,4 +1,4 @@
-"""Creation and loading of models with LoRA adapters, using `peft`."""
+"""Create and load models with LoRA adapters, using `peft`."""
 
 from __future__ import annotations
 

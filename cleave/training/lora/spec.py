@@ -29,7 +29,7 @@ class LoraSpec:
         targets: names of the linear layers that get adapters, such as `q_proj`; or `ALL_LINEAR`.
         dropout: dropout probability of each adapter's input; must be 0 for training by stages.
         dora: whether to train weight norms in addition to B and A (DoRA, arXiv 2402.09353).
-        save: names of modules whose original weights are trained, and saved with the adapters.
+        save: names of modules whose original weights are trained and are saved with the adapters.
         bits: bits per element of the quantized frozen weights, 4 or 8; 0 for no quantization.
     """
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model: perplexity on a text, and accuracy on multiple-choice questions."""
+"""Evaluate a model: perplexity on a text, and accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def answer(
     subject: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answers:
-    """Answer multiple-choice questions with a model, and count the correct answers.
+    """Answer multiple-choice questions with a model and count the correct answers.
 
     The model's answer is the letter whose token has the largest logit after the prompt. The prompt
     has the format of Hendrycks et al. (2021, arXiv 2009.03300). A prompt that is longer than the

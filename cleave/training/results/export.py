@@ -1,4 +1,4 @@
-"""Export of a run's model to a folder in the Hugging Face format, for `from_pretrained`.
+"""Export a run's model to a folder in the Hugging Face format, for `from_pretrained`.
 
 The model's configuration and tokenizer are read from the run folder. Only an export that merges
 adapters loads the base model.
@@ -239,7 +239,7 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `into` on exit; on errors, delete it."""
+    """Yield a temporary folder and rename it to `into` on exit; on errors, delete it."""
     temporary = into.with_name(f".{into.name}.export")
     try:
         own_folder(temporary)

@@ -93,7 +93,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         wanted = True
 
         def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-            """Report the newly generated text, and return whether to stop."""
+            """Report the newly generated text and return whether to stop."""
             nonlocal shown, wanted
             whole = text_of(ids[0].tolist())
             open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))

@@ -1,1 +1,1 @@
-"""Training of one model on several servers: step division, gradient sums, sharded weights."""
+"""Train one model on several servers: divide steps, sum gradients and shard weights."""

@@ -1,4 +1,4 @@
-"""Summation of gradients over several servers during the backward pass (ZeRO, stage 2).
+"""Sum gradients over several servers during the backward pass (ZeRO, stage 2).
 
 Once a parameter's gradient is complete, it is reduced to the server that owns the parameter, and
 the other servers free it (arXiv 1910.02054, section 5). All servers send gradients in the order in
@@ -74,7 +74,7 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def finish(self) -> list[str]:
-        """Send all remaining gradients, and wait for all sums.
+        """Send all remaining gradients and wait for all sums.
 
         Afterwards, each parameter's `grad` is the gradient sum on the server that owns the
         parameter, and None on the other servers.

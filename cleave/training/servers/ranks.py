@@ -1,6 +1,6 @@
 """Collective operations of the servers that train one model together, as data-parallel ranks.
 
-Every rank draws the same batches, and computes some of the sequences with its own fleet. Gradients
+Every rank draws the same batches and computes some of the sequences with its own fleet. Gradients
 are summed over all ranks. Each rank stores the optimizer state of the parameters that it owns, and
 updates these parameters (ZeRO, arXiv 1910.02054). All ranks call the same operations in the same
 order.
@@ -68,7 +68,7 @@ class Ranks(Protocol):
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Gather a JSON-serializable value from every rank, and return all values in rank order."""
+        """Gather a JSON-serializable value from every rank and return all values in rank order."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
         """Start to sum a tensor over all ranks, asynchronously, into the tensor on rank `owner`.

@@ -1,4 +1,4 @@
-"""Division of each step's sequences among several servers, and exchange of the results.
+"""Divide each step's sequences among several servers and exchange the results.
 
 A server's speed is predicted for its first step, and measured from then on, including the fixed
 cost of a step. Over several steps, the division converges to equal times on all servers.
@@ -112,7 +112,7 @@ _Value = TypeVar("_Value")
 
 
 class SharedSteps:
-    """Division of each step's sequences among servers, in proportion to the servers' speeds.
+    """Divides each step's sequences among servers, in proportion to the servers' speeds.
 
     Args:
         fleet: this server's fleet; None if the server computes without devices.
@@ -214,7 +214,7 @@ class SharedSteps:
         return sum(losses)
 
     def together(self, work: Callable[[], _Value]) -> list[_Value]:
-        """Run `work` on this server, and return the results of all servers in rank order.
+        """Run `work` on this server and return the results of all servers in rank order.
 
         Args:
             work: returns a JSON-serializable result.

@@ -1,4 +1,4 @@
-"""Weights sharded over several servers (ZeRO, stage 3: arXiv 1910.02054).
+"""Shard weights across several servers (ZeRO, stage 3: arXiv 1910.02054).
 
 Each weight is stored only on the server that owns it. All servers gather a layer's weights before
 its forward pass, and again before its backward pass. Weights outside the layers are gathered once
@@ -102,7 +102,7 @@ class _Unit:
 
 
 class SharedWeights:
-    """Weights of a model that are gathered before each layer's passes, and freed afterwards.
+    """Weights of a model that are gathered before each layer's passes and freed afterwards.
 
     Args:
         model: a causal language model of transformers, the same on all servers. It must use

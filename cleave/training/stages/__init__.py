@@ -1,1 +1,1 @@
-"""Training of whole layers on devices (stages)."""
+"""Train whole layers on devices (stages)."""

@@ -3,8 +3,8 @@
 An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
 and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. For a
 stage with one device, the PS selects audits before the step, and recomputes micro-batches while
-devices work. Otherwise, it does both when all results of the stage have arrived. No
-result of a step changes the model before all audits of the step. `honest_error` defines which
+devices work. Otherwise, it does both when all results of the stage have arrived. No result of a
+step changes the model before all audits of the step are done. `honest_error` defines which
 differences are allowed.
 """
 
@@ -71,8 +71,9 @@ class Watch:
     """The audits of one device's part of a stage that may begin before the stage has finished.
 
     Attributes:
-        output: the micro-batch with the output audit; None without one, or after it.
-        sums: whether there is a sums audit.
+        output: the micro-batch that the output audit recomputes; None if there is no output audit,
+            or once it is done.
+        sums: whether a sums audit is selected.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
             None if the device has repeated a pass, because its own sums are then unknown.
     """
@@ -119,7 +120,7 @@ class Auditor:
         surely: Collection[int] = (),
         audited: Collection[int] = (),
     ) -> list[Fault]:
-        """Audit a finished step, and return all faults that the audits find.
+        """Audit a finished step and return all faults that the audits find.
 
         Args:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
@@ -135,10 +136,10 @@ class Auditor:
         return found
 
     def watch(self, devices: Collection[int], batches: int) -> dict[int, Watch]:
-        """Select audits of a stage before the step, and return them by device.
+        """Select audits of a stage before the step and return them by device.
 
-        With several devices, none is selected, because nobody knows yet which device will run which
-        micro-batch. `faults_of` then selects audits.
+        With several devices, no audit is selected, because it is not yet known which device will
+        run which micro-batch. `faults_of` then selects audits.
 
         Args:
             devices: the stage's devices.
@@ -151,7 +152,7 @@ class Auditor:
         return {device: Watch(output, few) for device in devices}
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
-        """Do the part of the audits in `watch` that a finished backward pass allows.
+        """Run the part of the audits in `watch` for which a finished backward pass suffices.
 
         Return all faults that are found.
         """
@@ -173,7 +174,7 @@ class Auditor:
         losses: Mapping[int, Any],
         watches: Mapping[int, Watch] = MappingProxyType({}),
     ) -> list[Fault]:
-        """Audit a finished stage, and return all faults that the audits find.
+        """Audit a finished stage and return all faults that the audits find.
 
         Args:
             losses: maps micro-batches to losses, if the stage computed them.
@@ -417,7 +418,7 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that is wrong in each of `steps` steps.
+    """Return the probability that audits miss a device that errs in each of `steps` steps.
 
     Args:
         audited: probability that an audit covers the wrong result of one step.

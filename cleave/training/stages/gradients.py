@@ -21,8 +21,8 @@ class StepGradients:
     Args:
         dtype: dtype in which devices return gradient sums.
         slices: the slices of the loss; empty if the loss is not vocabulary-parallel.
-        buffers: the memory of earlier steps' gradients, by parameter `id`, which is used again,
-            because new memory costs more time than the sums. None if the caller keeps gradients.
+        buffers: the memory of earlier steps' gradients, by parameter `id`. It is reused, because
+            allocating new memory takes longer than the sums. None if the caller keeps gradients.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
 def _in_order(found: Mapping[int, Tensor]) -> Tensor:
     """Add up a parameter's gradients from several layers in a fixed order: layers, then the loss.
 
-    The order makes the rounding independent of which stage is finished first.
+    The order makes the rounding independent of which stage finishes first.
     """
     first, *others = (found[layer] for layer in sorted(found, key=lambda n: (n < 0, abs(n))))
     for other in others:

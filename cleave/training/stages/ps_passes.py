@@ -33,7 +33,7 @@ class PsPasses:
     def forward(
         self, run: int, batch: int, x: Tensor, extras: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
-        """Return the output of a run in fp32, and retain its autograd graph for `backward`.
+        """Return the output of a run in fp32 and retain its autograd graph for `backward`.
 
         Args:
             run: key of the run. If no run has this key, `x` is returned.
@@ -52,7 +52,7 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Return the gradient of a run's input, and accumulate the gradients of its parameters.
+        """Return the gradient of a run's input and accumulate the gradients of its parameters.
 
         `dy` is the gradient of the run's output. If no run has the key `run`, `dy` is returned.
         """

@@ -1,4 +1,4 @@
-"""Plans for a job's steps by stages, corrected by the durations of the steps."""
+"""Plan a job's steps by stages and correct the plans by the measured durations of steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cleave.planner.stages.prediction import in_seconds, predict_again, worth_ch
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
-# A plan is made again if a step takes this much more or less time than predicted, as a share, and
-# the speeds that the plan assumes have changed by this factor.
+# A step is planned again if its duration differs from the prediction by more than this fraction,
+# and the speeds that the plan assumes have changed by at least this factor.
 _OFF: Final = 0.15
 _CHANGED: Final = 1.1
-_STEADY: Final = 2  # the first step with a plan that has the plan's usual duration
+_STEADY: Final = 2  # number of the first step with a plan that takes the plan's usual time
 
 _STATE_BYTES: Final = 12  # per trained parameter: the gradient, and two moments of AdamW, in fp32
 _OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
@@ -84,13 +84,13 @@ class StagePlans:
         self._steps = 0  # steps since the plan was made
         self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
         self._asked_own_device = False  # whether this job has started the PS's own device
-        self._own_device_is_new = False  # whether it has not done a step yet
+        self._own_device_is_new = False  # whether that device has not run a step yet
 
     def devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages; none without other computers.
+        """Return the rates of the devices that can run stages; empty if all are the PS's own.
 
-        The PS's own device measured its speed while the PS was idle. Until it has done a step, its
-        speed counts as the part of the PS's speed that the PS's own work leaves.
+        The PS's own device measured its speed while the PS was idle. Until it has run a step, its
+        speed is capped at the speed that the PS's own work leaves free.
         """
         devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
         if devices.keys() <= own:
@@ -123,11 +123,11 @@ class StagePlans:
         return self.plan
 
     def learn(self, step_s: float, own_s: float, loss_s: float) -> None:
-        """Correct the speeds that plans assume by the duration of the last step.
+        """Correct the speeds that plans assume, based on the duration of the last step.
 
-        The first step with a plan does not count, because devices receive graphs in it. If another
-        step deviates from its prediction, and devices or the PS are faster or slower than the plan
-        assumes, the next step is planned again.
+        The first step with a plan does not count, because devices receive graphs during that step.
+        If a later step deviates from its prediction, and devices or the PS are faster or slower
+        than the plan assumes, the next step is planned again.
 
         Args:
             step_s: duration of the whole step in seconds, without planning.
@@ -246,7 +246,7 @@ class StagePlans:
         def joined() -> bool:
             return bool(self._runtime.stage_devices().keys() & self._runtime.own_devices())
 
-        with suppress(OSError):  # then it does not run
+        with suppress(OSError):  # the process could not be started
             own.start(memory_bytes)
         self._runtime.wait_until(
             lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S

@@ -1,4 +1,4 @@
-"""Setup of a training job whose method is `stages` or `auto`."""
+"""Set up a training job whose method is `stages` or `auto`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def staged_model(
     presence: Callable[[FleetPresence], None],
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
 ) -> StagedModel | None:
-    """Export the layers of a model as graphs, and return a `StagedModel` that uses the graphs.
+    """Export the layers of a model as graphs and return a `StagedModel` that uses the graphs.
 
     Args:
         job: settings of the job; the method is `stages` or `auto`.

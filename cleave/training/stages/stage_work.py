@@ -1,4 +1,4 @@
-"""Conversion of a model's tensors to the inputs of steps by stages, and of results to gradients."""
+"""Convert a model's tensors to the inputs of steps by stages, and results to gradients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Sent:
     def __init__(self, *, changing: bool = False) -> None:
         self._changing = changing
         self._graphs: dict[bytes, StageGraph] = {}
-        # The last part of the key are the sent rows: the first row and the stop; None for all rows.
+        # The last part of the key is the range of sent rows: first row and stop; None for all rows.
         self._frozen: dict[tuple[int, DType, tuple[int, int] | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
@@ -115,7 +115,7 @@ _Key = tuple[int, tuple[int, int] | None]
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
-    """Return what differs after a tensor has changed in place, or has got other memory."""
+    """Return a value that changes if a tensor is modified in place or gets other memory."""
     return tensor._version, tensor.data_ptr()
 
 
@@ -168,7 +168,7 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
-        # Arrays of trained parameters: those of this step, those that were made for it before it
+        # Arrays of trained parameters: those used in this step, those made for this step before it
         # began, and those made for the next step.
         self._trained: dict[_Key, _Trained] = {}
         self._ready: dict[_Key, _Trained] = {}

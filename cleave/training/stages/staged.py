@@ -1,4 +1,4 @@
-"""Computation of a batch's loss and gradients on a fleet, by stages."""
+"""Compute a batch's loss and gradients on a fleet, by stages."""
 
 from __future__ import annotations
 
@@ -153,12 +153,12 @@ class StagedModel:
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
-        self._faults: list[Fault] = []  # found in this step by audits of finished stages
+        self._faults: list[Fault] = []  # faults that audits of finished stages found in this step
         self._audited: set[int] = set()  # indices of the stages whose audits are done
         self._watches: list[dict[int, Watch]] = []  # audits of the step, by stage and device
-        self._passes: deque[PassDone] = deque()  # that have not been audited yet
+        self._passes: deque[PassDone] = deque()  # passes not audited yet
         self._buffers: dict[int, Tensor] = {}  # memory for gradients, by parameter `id`
-        self._read = StepGradients(work, self.gradients_dtype)  # of this step
+        self._read = StepGradients(work, self.gradients_dtype)  # this step's gradients
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
         # Devices that leave during a step may reconnect soon, so the step waits longer.
@@ -174,7 +174,7 @@ class StagedModel:
         self._said = ""
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
-        self._renews = False  # whether the last step went by stages
+        self._renews = False  # whether the last step ran by stages
         self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     @property
@@ -183,7 +183,7 @@ class StagedModel:
         return self.plans.plan
 
     def close(self) -> None:
-        """End the current step, and tell devices to drop all arrays of the model."""
+        """End the current step and tell devices to drop all arrays of the model."""
         self.runtime.end_steps()
         if self.runtime.own_device is not None:
             self.runtime.own_device.stop()
@@ -196,7 +196,7 @@ class StagedModel:
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
-        """Compute a batch's loss, and accumulate its gradients in the parameters' `grad`.
+        """Compute a batch's loss and accumulate its gradients in the parameters' `grad`.
 
         Args:
             learned: number of target tokens by which the summed loss is divided; by default the
@@ -308,7 +308,7 @@ class StagedModel:
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Run the PS's layers before the first stage, and return the first stage's inputs."""
+        """Run the PS's layers before the first stage and return the first stage's inputs."""
         self.passes.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
@@ -416,7 +416,7 @@ class StagedModel:
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a pass of the PS's layers between two stages, and send the output to the fleet."""
+        """Run a pass of the PS's layers between two stages and send the output to the fleet."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -461,7 +461,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         losses: dict[int, float],
     ) -> float:
-        """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
+        """Accumulate a step's gradients in the parameters' `grad` and return the step's loss."""
         dx = [
             self.passes.backward(0, n, self.work.tensor(payload, embedded[n].x.shape))
             for n, payload in sorted(result.dx.items())
@@ -503,7 +503,7 @@ class StagedModel:
         """Return the embedded batch, and the arguments of all layers for each micro-batch.
 
         The embedding runs once for the whole batch, because its backward pass takes about as long
-        for a micro-batch as for the batch: it makes a gradient of the whole embedding matrix.
+        for a micro-batch as for the batch: it computes a gradient of the whole embedding matrix.
         """
         x = self.embed(batch).x
         with torch.no_grad():
@@ -515,7 +515,7 @@ class StagedModel:
         ]
 
     def embed(self, part: Rows) -> Embedded:
-        """Run the model's embedding locally, and return the arguments of all layers."""
+        """Run the model's embedding locally and return the arguments of all layers."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
@@ -580,7 +580,7 @@ class StagedModel:
             return self._plan_for(batch)
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if `there`, whether devices can run a step, has changed."""
+        """Call `presence` if `there` (whether devices can run a step) has changed."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)

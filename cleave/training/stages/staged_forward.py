@@ -94,7 +94,7 @@ class StagedForward:
         self._here = False  # whether the last log message said that layers run locally
 
     def close(self) -> None:
-        """End the current step, and tell devices to drop all arrays of the model."""
+        """End the current step and tell devices to drop all arrays of the model."""
         self._fleet.runtime.end_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ class StagedForward:
         return self._staged[called]
 
     def _new(self, called: _Called) -> StagedModel:
-        """Export the current layers as graphs, and return a `StagedModel` that uses the graphs."""
+        """Export the current layers as graphs and return a `StagedModel` that uses the graphs."""
         # The model itself interprets the position IDs, as in a local forward pass.
         by = PackedBy.POSITIONS if called.packed else None
         cache = GraphCache.of_user()
@@ -300,7 +300,7 @@ class _Pass:
     values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
 
     def prepare(self, batch: Rows) -> None:
-        """Plan the stages, and record the arguments of the layers for each micro-batch."""
+        """Plan the stages and record the arguments of the layers for each micro-batch."""
         plan = self.staged.planned(batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(batch)
@@ -312,7 +312,7 @@ class _Pass:
         return torch.split(tensor, [len(part.ids) for part in self.parts])
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Run all layers on the fleet, and return the last layer's output.
+        """Run all layers on the fleet and return the last layer's output.
 
         Args:
             backward: whether a backward pass will follow.
@@ -398,7 +398,7 @@ class _Pass:
         return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor, step: StepWork) -> StepResult:
-        """Send the gradient of the last layer's output to the fleet, and wait for the result."""
+        """Send the gradient of the last layer's output to the fleet and wait for the result."""
         for number, piece in enumerate(self._split(dy)):
             made = self.staged.passes.backward(len(step.layers), number, piece)
             self.staged.runtime.give(number, self.staged.work.activation(made))

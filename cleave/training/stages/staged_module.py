@@ -40,7 +40,7 @@ def go_plainly(model: nn.Module) -> None:
 def plain(model: nn.Module) -> Iterator[None]:
     """Return a context manager in which a model offloaded by stages has its original forward pass.
 
-    Wrappers of `forward` and hooks of the model object are also disabled.
+    It also disables wrappers around `forward` and hooks registered on the model object.
     """
     held, staged = vars(model), type(model)
     aside = (ATTRIBUTE, "forward", *HOOKS)

@@ -448,7 +448,7 @@ def offloaded(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `offload`, and return the model. A model that is not offloaded is left unchanged."""
+    """Undo `offload` and return the model. A model that is not offloaded is left unchanged."""
     inner = _without_wrapper(model)
     if (passes := passes_of(inner)) is not None:
         passes.close()

@@ -1,4 +1,4 @@
-"""Construction of transformers with random weights, and loading from local folders.
+"""Build transformers with random weights, or load them from local folders.
 
 Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
 a model's sizes can be read without these libraries.
@@ -240,7 +240,7 @@ def load_model(
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Enable activation checkpointing, which does not change outputs and gradients.
+    """Enable activation checkpointing, which does not change outputs or gradients.
 
     Raises:
         UsageError: if the model does not support activation checkpointing.
