@@ -196,7 +196,11 @@ class StepForecaster:
             DeviceMemoryError: if the devices have too little memory.
             PlanError: if the model cannot be divided into stages for these devices.
         """
-        model, plan = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
+        found = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
+        return self.of_plan(*found)
+
+    def of_plan(self, model: StageModel, plan: StagePlan) -> Forecast:
+        """Return the forecast of a step by stages with this plan."""
         return Forecast(
             Method.STAGES,
             plan.step_s,

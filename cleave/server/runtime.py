@@ -436,7 +436,7 @@ class LiveRuntime(Runtime):
         now_s = self.now()
         for peer in self._peers.values():
             data_bytes = peer.connection.data_bytes
-            if data_bytes != peer.data_bytes:
+            if data_bytes - peer.data_bytes >= limits.MIN_BYTES_PER_S:  # more than a trickle
                 peer.data_bytes = data_bytes
                 peer.record.heard_s = now_s
         self.execute(self.manager.tick(now_s))

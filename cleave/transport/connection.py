@@ -118,6 +118,7 @@ class WebSocketConnection:
 
     def __init__(self, socket: WebSocket, *, spare_receiver: bool = False) -> None:
         self._socket = socket
+        self._guarded = socket if isinstance(socket, Guarded) else None
         self._sent_bytes = 0
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
@@ -139,8 +140,8 @@ class WebSocketConnection:
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
-            if isinstance(self._socket, Guarded) and self._socket.cut_because:
-                raise CutError(self._socket.cut_because) from None
+            if self._guarded is not None and self._guarded.cut_because:
+                raise CutError(self._guarded.cut_because) from None
             if error.sent is not None and error.sent.code == 1009:
                 raise ProtocolError(f"a message was too long: {error.sent.reason}") from None
             raise ConnectionLostError(_reason(error)) from None
@@ -149,13 +150,14 @@ class WebSocketConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
+        # The ping itself may wait until earlier messages have left.
+        answered = asyncio.ensure_future(self._answered())
         try:
-            pong = await self._socket.ping()
             while True:
                 before = self._moved()
                 try:
                     async with asyncio.timeout(within_s):
-                        await asyncio.shield(pong)
+                        await asyncio.shield(answered)
                     return True
                 except TimeoutError:
                     now = self._moved()
@@ -164,6 +166,11 @@ class WebSocketConnection:
                         return False
         except ConnectionClosed as error:
             raise ConnectionLostError(_reason(error)) from None
+        finally:
+            answered.cancel()
+
+    async def _answered(self) -> None:
+        await (await self._socket.ping())
 
     def _moved(self) -> _Moved:
         received = self._socket.received_bytes if isinstance(self._socket, ClientSocket) else 0
@@ -173,17 +180,17 @@ class WebSocketConnection:
     @property
     def data_bytes(self) -> int:
         """Return the received bytes of all messages, if the socket is `Guarded`; otherwise 0."""
-        return self._socket.data_bytes if isinstance(self._socket, Guarded) else 0
+        return self._guarded.data_bytes if self._guarded is not None else 0
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
         """Accept larger messages, up to the awaited sizes, if the socket is `Guarded`."""
-        if isinstance(self._socket, Guarded):
-            self._socket.await_results(awaited)
+        if self._guarded is not None:
+            self._guarded.await_results(awaited)
 
     def dismiss(self) -> None:
         """Ignore further messages, if the socket is `Guarded`."""
-        if isinstance(self._socket, Guarded):
-            self._socket.dismissed()
+        if self._guarded is not None:
+            self._guarded.dismissed()
 
     async def close(self) -> None:
         await close_in_time(self._socket.transport, self._socket.close())

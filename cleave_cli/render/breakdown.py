@@ -53,11 +53,12 @@ def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that `--verbose` prints after a step by stages."""
     parts = ", ".join(f"{name} {s:.2g} s" for name, s in server_parts(record).items() if s >= 0.01)
     yield f"server {record['ps_s']:.3g} of {record['wall_s']:.3g} s: {parts}"
-    width = max(len(device["timeline"]) for device in record["devices"])
+    timelines = [device.get("timeline", ()) for device in record["devices"]]  # an older server's
+    width = max(map(len, timelines))
     columns = "".join(f" {name:>6}" for name in ("comp.", "down", "up s"))
     yield f"{'device':{_NAME}} {'timeline':{width}}{columns}"
-    for device in record["devices"]:
-        bar = "".join(_LEVELS[math.ceil(share * 3)] for share in device["timeline"])
+    for device, timeline in zip(record["devices"], timelines, strict=True):
+        bar = "".join(_LEVELS[math.ceil(share * 3)] for share in timeline)
         seconds = "".join(f" {device[key]:6.3g}" for key in _DEVICE)
         yield f"{device['name'][:_NAME]:{_NAME}} {bar}{seconds}"
     yield "#: computes, +: up to two thirds of the time, -: up to one third, .: not at all"

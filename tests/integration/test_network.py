@@ -167,7 +167,7 @@ def test_a_device_that_sends_one_message_for_long_is_not_silent(
         welcome = decode(await far.receive())
         assert isinstance(welcome, messages.Welcome)
         there = []
-        for came in [100] * 10 + [0] * 3:
+        for came in [2000] * 10 + [10] * 3:
             now_s += limits.SILENCE_S / 2
             near.data_bytes += came  # of a message that is not complete
             runtime.tick()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,6 +31,8 @@ from cleave.planner.stages.model import (
     StagePlan,
     StagePlanner,
 )
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
@@ -336,6 +340,30 @@ def test_new_weights_are_sent_as_they_are_updated_and_changes_after_that_count(
     assert resent[3:] == pytest.approx([resent[0]] * 2, rel=0.01)
     assert down_s[1:3] == pytest.approx([down_s[4]] * 2, rel=0.02)  # wherever weights were sent
     assert down_s[3] > 1.1 * down_s[4]  # they were sent twice
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_steps_that_the_caller_computes_change_weights_that_were_sent_early(
+    kind: OptimizerKind, dtype: DType
+) -> None:
+    """Fused optimizers do not count their changes of a parameter."""
+    model, plain = twice(small_model("opt"))
+    rule = UpdateRule(kind)
+    mine, other = (Optimizer(m, rule, clip=1.0, in_backward=False) for m in (model, plain))
+    most = 2e-2 if dtype is DType.BF16 else 1e-4
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, fleet, dtype=dtype, planner=SlicedLoss(1, KEPT))
+        for number, ids in enumerate(batches(6)):
+            expected = other.step(0.02, partial(plain_gradients, plain, ids))
+            if number in (1, 3, 4):  # as if no plan had fitted
+                with patch.object(found, "planned", lambda _: NotByStages("for now")):
+                    loss = mine.step_whole(0.02, partial(found.gradients, rows(ids)), found.updated)
+                assert isinstance(loss, NotByStages)
+                mine.step(0.02, partial(plain_gradients, model, ids))
+            else:
+                loss = mine.step_whole(0.02, partial(found.gradients, rows(ids)), found.updated)
+                assert loss == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.parametrize("sliced", [nightly(False), True])

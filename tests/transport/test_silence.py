@@ -122,6 +122,18 @@ def test_long_messages_before_the_pong_are_waited_for(received: int, sent: int, 
     assert asyncio.run(scenario()) is (pong and received + sent > 0)
 
 
+def test_a_ping_that_cannot_leave_is_no_answer() -> None:
+    class Stuck(Busy):
+        async def ping(self, data: Any = None) -> asyncio.Future[float]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def scenario() -> bool:
+        return await WebSocketConnection(Stuck(0, 0, pong=False)).answers(0.001)
+
+    assert not asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
 def test_what_a_vanished_peers_system_still_takes_is_no_sign_of_life() -> None:
     async def scenario() -> bool:
         connection = WebSocketConnection(Busy(0, 0, pong=False))

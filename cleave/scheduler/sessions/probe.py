@@ -51,6 +51,7 @@ CLAIM: Final = 10.0
 _SPEED_ROWS: Final = 128
 _SPEED_SIDES: Final = (128, 512)  # minimum and maximum; smaller matrices are too fast to time
 _SPEED_BYTES_S: Final = 0.5  # maximum download time in seconds
+_SPEED_UPLOAD_S: Final = 10.0  # on a slower uplink, the speed is not measured
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
 
@@ -289,11 +290,11 @@ class Probe:
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))
-        if side < least:
-            return
-        claimed, shown, pairs, last = self.device.flops_per_s, 0.0, 1, False
         down = (_SPEED_ROWS + side) * side * DType.FP32.itemsize / link.downlink_bytes_per_s
         up = _SPEED_ROWS * side * DType.FP32.itemsize / link.uplink_bytes_per_s
+        if side < least or up > _SPEED_UPLOAD_S:
+            return
+        claimed, shown, pairs, last = self.device.flops_per_s, 0.0, 1, False
         while CLAIM * shown < claimed:
             yield _Step(_SPEED_ROWS, side, side, pairs, random=True)
             took_s = max(_LEAST_S, self._took_s - 2 * link.latency_s - down - up)

@@ -132,7 +132,9 @@ class StageRuns:
         )
 
     def busy(self, device: int) -> bool:
-        """Return whether a step is running and the PS tracks arrays for stages on the device."""
+        """Return whether a device works on a step, or receives weights for the next one."""
+        if device in self._before_renewal:
+            return True
         return self._step is not None and not self._step.ended and device in self._stores
 
     def occupied_bytes(self, device: int) -> int:
@@ -213,6 +215,7 @@ class StageRuns:
             store.end()
             out += store.take()
         self._stores.clear()
+        self._before_renewal = {}
         return out
 
     def used(self, now_s: float) -> list[DeviceUse]:
@@ -292,6 +295,7 @@ class StageRuns:
 
     def lost(self, device: int) -> list[ForSteps]:
         """Record that a device left or is draining."""
+        self._before_renewal.pop(device, None)
         if self._step is not None:
             return self._step.lost(device)
         self._stores.pop(device, None)

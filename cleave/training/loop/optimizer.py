@@ -363,10 +363,12 @@ class Optimizer:
     def _update(self, name: str) -> None:
         """Update one parameter and move new optimizer state to a file if `files` is set."""
         self.applied = True
-        optimizer = self._optimizers[name]
+        optimizer, parameter = self._optimizers[name], self.parameters[name]
         optimizer.step()
+        # Fused optimizers do not count their changes, by which `ModelWork` notices them.
+        torch.autograd.graph.increment_version(parameter)
         if self._files is not None:
-            self._files.move(optimizer.state[self.parameters[name]])
+            self._files.move(optimizer.state[parameter])
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0

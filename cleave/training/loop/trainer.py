@@ -361,7 +361,7 @@ class Trainer:
                 loss = record.loss
                 tokens += record.tokens
                 first_loss = loss if math.isnan(first_loss) else first_loss
-                if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
+                if self._evaluates_after(self.step):
                     self._judge(self.evaluate())
             except AbandonedError:
                 if self.context.stop():
@@ -500,10 +500,21 @@ class Trainer:
             part = self.shared.part(batches)
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
-            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), fleet.updated)
+            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
                 return loss
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
+
+    def _updated(self, parameter: Tensor) -> None:
+        """Send a new weight to devices, if another step follows and no evaluation precedes it."""
+        done = self.step + 1
+        pauses = done == self.job.steps or self._evaluates_after(done) or self.context.stop()
+        if self.fleet is not None and not pauses:
+            self.fleet.updated(parameter)
+
+    def _evaluates_after(self, step: int) -> bool:
+        job = self.job
+        return bool(job.eval_every) and (step % job.eval_every == 0 or step == job.steps)
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
         """Compute the gradients of this server's micro-batches and sum them over all servers.

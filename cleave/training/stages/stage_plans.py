@@ -204,6 +204,7 @@ class StagePlans:
         if former is not None and same:
             again = predict_again(*former, rates, self._ps)
             if not worth_changing(former[0], again, plan, rates):
+                forecast = forecaster.of_plan(former[0], again)
                 costs, plan = former[0], again
         self.micro_batches, self._costs = len(costs.tokens), costs
         took_s = time.perf_counter() - began_s

@@ -480,6 +480,10 @@ class ModelWork:
                 found[held.array] = array
         return found
 
+    def forget_renewed(self) -> None:
+        """Drop the arrays that `renewed` has made, because the next step does not use them."""
+        self._renewed = {}
+
     def _dtype_of(self, tensor: Tensor) -> DType:
         """Return a parameter's dtype on the wire. Frozen bf16 parameters are never upcast."""
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad

@@ -218,7 +218,7 @@ class StagedModel:
         while True:
             plan = self.planned(batch)
             if isinstance(plan, NotByStages):
-                return plan
+                return self._not_by_stages(plan.reason)
             began_s = time.perf_counter()
             parts = self.cut(batch)
             x, embedded = self._embedded(batch, parts)
@@ -236,7 +236,7 @@ class StagedModel:
                 self._begin_again()
                 failed += 1
                 if not self._tries_again(str(error), failed):
-                    return NotByStages(str(error))
+                    return self._not_by_stages(str(error))
                 continue
             faults = self._faults
             if result is not None:
@@ -255,6 +255,11 @@ class StagedModel:
                 return loss
             self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
+
+    def _not_by_stages(self, reason: str) -> NotByStages:
+        """Leave a step to the caller, who will change weights that were sent for it."""
+        self.work.forget_renewed()
+        return NotByStages(reason)
 
     def updated(self, parameter: Tensor) -> None:
         """Send a parameter's new value to the devices that trained it in the last step.
