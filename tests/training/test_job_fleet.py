@@ -14,6 +14,7 @@ from cleave.planner.stages.model import PsCompute, StagePlan
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
+from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS
 from tests.training.runs import losses, losses_of, nightly, notes_of, save_model, trained
@@ -78,6 +79,26 @@ def test_fast_devices_train_whole_layers(
     assert first["planning_s"] > 0
     assert second["planning_s"] == 0  # the devices are the same
     assert first["planning_s"] + first["audit_s"] < first["ps_s"]
+
+
+def test_new_weights_go_out_early_if_a_step_follows_at_once(
+    job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before an evaluation, which may need the devices for tiles, and not at the end."""
+    steps = replace(job, steps=5, eval_every=3, eval_batches=1)
+    plain = losses(steps, RunFolder(tmp_path / "plain"))
+    after: list[int] = []
+    folder = RunFolder(tmp_path / "fleet")
+
+    def renew(runtime: VirtualRuntime, arrays: Any) -> None:
+        after.append(1 + len(recorded(folder.path)))
+        renewing(runtime, arrays)
+
+    renewing = VirtualRuntime.renew
+    monkeypatch.setattr(VirtualRuntime, "renew", renew)
+    found, _, _ = on([FAST] * 2, steps, folder.path)
+    assert found == pytest.approx(plain, rel=1e-4)
+    assert sorted(set(after)) == [1, 2, 4]
 
 
 def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
