@@ -313,6 +313,8 @@ class Trainer:
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
+        # Counters before weights were sent for the next step, in whose record these bytes count.
+        self._early: FleetCounters | None = None
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
     def _state_files(self) -> StateFiles | None:
@@ -431,7 +433,8 @@ class Trainer:
                 all its devices. The next call repeats the step with the same batches.
             DivergedError: if the loss or the gradients are not finite.
         """
-        before, began_s = self._counters(), time.perf_counter()
+        before, began_s = self._early or self._counters(), time.perf_counter()
+        self._early = None
         journal_before, update_before_s = self._journal_counters(), self.optimizer.update_s
         if self.journal is not None:
             self.journal.begin(self.step)
@@ -448,7 +451,7 @@ class Trainer:
         except DivergedError as error:
             raise self._diverged(f"in step {self.step + 1}", str(error)) from error
         wall_s = time.perf_counter() - began_s
-        spent = self.shared.counted(self._counters() - before)
+        spent = self.shared.counted((self._early or self._counters()) - before)
         if self.journal is not None:
             self.journal.end()
         self.step += 1
@@ -510,6 +513,7 @@ class Trainer:
         done = self.step + 1
         pauses = done == self.job.steps or self._evaluates_after(done) or self.context.stop()
         if self.fleet is not None and not pauses:
+            self._early = self._early or self._counters()
             self.fleet.updated(parameter)
 
     def _evaluates_after(self, step: int) -> bool:
