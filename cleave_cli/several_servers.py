@@ -29,7 +29,8 @@ class RunMeasured:
     """The two functions that measure the energy of a run.
 
     `sample` reads this machine's energy counters and must be called before they overflow. `record`
-    returns the run's energy record from the energy of each server's emulated devices.
+    takes the energy of each server's emulated devices and returns the energy record of the run.
+    With joined devices, `record` ignores its argument.
     """
 
     sample: Callable[[], object]

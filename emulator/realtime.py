@@ -95,7 +95,7 @@ class PacedConnection:
     """A connection that delays messages as a modelled link would.
 
     It reads each incoming message early and returns the message at the modelled arrival time. It
-    writes each outgoing message at the modelled arrival time, so the latency counts only once.
+    writes each outgoing message at the modelled arrival time, so the latency is counted only once.
     Over a real link, the server would receive a long message byte by byte. Heartbeats stand in for
     these bytes.
     """

@@ -117,7 +117,7 @@ def find_fleet(
             a size, or path of a TOML file.
         stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
         devices: number of devices, divided among the groups of a fleet file in proportion to their
-            counts. None uses the size in the name or the counts in the file.
+            counts. None means the size in the name or the counts in the file.
         dtype: dtype for which each device reports its throughput.
         seed: seed for the draws of links and stragglers. The fleet `paper` always uses 42.
 

@@ -5,9 +5,9 @@
     all-reduce  2 (n - 1) steps that each send P e / n bytes at the lowest uplink or downlink rate
                 in the ring (Patarasu and Yuan 2009), for n devices and P parameters of e bytes.
 
-A ring has at most one device per sample. The sizes tried are 2, 4, 8 ... and the maximum. Each ring
-consists of the devices with the fastest links, chosen once from all devices and once from those
-that can hold the model. After the loss of a device, the others divide and recompute its samples.
+A ring has at most one device per sample. The sizes tried are 2, 4, 8 ... and the maximum. Each size
+is tried twice: with the fastest links among all devices, and among those that can hold the model.
+After the loss of a device, the others divide and recompute its samples.
 """
 
 from __future__ import annotations

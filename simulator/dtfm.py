@@ -162,8 +162,9 @@ class Dtfm:
 def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -> list[Problem]:
     """Return a scheduling problem for each grid of stages and replicas to try.
 
-    For each possible number of layers per stage, the grids have 1, 2, 4 ... replicas and the
-    maximum number of replicas. With `every_device`, only grids of nearly all devices are returned.
+    For each possible number of layers per stage, the replica counts tried are 1, 2, 4 ... and the
+    maximum. With `every_device`, only the maximum is tried, and only grids that use nearly as many
+    devices as the largest grid are returned.
     """
     rates, fastest = conditions.rates, conditions.fastest_links
     found = []

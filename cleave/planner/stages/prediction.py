@@ -183,7 +183,7 @@ def working_bytes(model: StageModel, of_token: float) -> int:
 
 
 def input_bytes(model: StageModel) -> int:
-    """Return the memory for activations in transfer, in bytes.
+    """Return the memory needed for activations in transit, in bytes.
 
     The memory holds x, y, dy and dx of the two largest micro-batches.
     """

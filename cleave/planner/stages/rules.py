@@ -11,7 +11,8 @@ from typing import Final
 
 from cleave.planner.stages.model import Keep, KeptBatches
 
-# Maximum number of requests in flight on a device: it computes one while the other is in transfer.
+# Maximum number of requests in flight on a device: it computes one while the other
+# is being transferred.
 REQUESTS_AT_ONCE: Final = 2
 
 

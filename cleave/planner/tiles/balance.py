@@ -193,7 +193,8 @@ class Balancer:
 class _Slabs:
     """Computes the times and the rows of an arrangement's slabs from their widths and depths.
 
-    `lone` marks the slabs of full depth; None derives `lone` from the arrangement.
+    `lone` marks the slabs of full depth. If it is None, these are the slabs that are alone in their
+    column.
     """
 
     def __init__(

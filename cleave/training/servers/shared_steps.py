@@ -70,9 +70,12 @@ def speed_after(rows_per_s: float, rows: int, seconds: float, capacity: float) -
 
 
 def deal_again(rows: int, speeds: Sequence[float], kept: list[int]) -> list[int]:
-    """Return the number of rows of each server in the next step. `speeds` are relative.
+    """Return the number of rows that each server computes in the next step.
 
-    The last division, `kept`, changes only if a new division saves enough time.
+    Args:
+        speeds: relative speed of each server.
+        kept: row counts of the previous step. They are returned unchanged if they add up to `rows`
+            and new counts would not save enough time.
     """
     new = deal(rows, speeds)
     if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
