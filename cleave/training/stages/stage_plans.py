@@ -81,6 +81,10 @@ class StagePlans:
         self._costs: StageModel | None = None  # the model for which `plan` was made
         # The plan that was discarded because of other speeds, and its model.
         self._former: tuple[StageModel, StagePlan] | None = None
+        # The devices' speeds in the forecast of `plan`, and the forecast with which it was chosen.
+        self._forecast_for: Mapping[int, DeviceRates] = {}
+        self._chosen_s = 0.0
+        self._said_s = 0.0  # the forecast that the user was told last
         self._steps = 0  # steps since the plan was made
         self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
         self._asked_own_device = False  # whether this job has started the PS's own device
@@ -126,8 +130,9 @@ class StagePlans:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
         The first step with a plan does not count, because devices receive graphs during that step.
-        If a later step deviates from its prediction, and devices or the PS are faster or slower
-        than the plan assumes, the next step is planned again.
+        If devices or the PS are faster or slower than the plan assumes, its forecast is made again.
+        If a step also deviates from the forecast with which the plan was chosen, and speeds differ
+        relative to each other, the next step is planned again.
 
         Args:
             step_s: duration of the whole step in seconds, without planning.
@@ -142,32 +147,39 @@ class StagePlans:
         if self._steps < _STEADY or self._runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
-        predicted_s = plan.step_s
-        self.plan = replace(plan, step_s=predicted_s - before.optimizer_s + own_s)
+        off = abs(step_s / self._chosen_s - 1) >= _OFF
+        self._chosen_s += own_s - before.optimizer_s
+        self.plan = replace(plan, step_s=plan.step_s - before.optimizer_s + own_s)
         devices = self.devices()
-        ratios = [
-            [now / then for now, then in zip(*map(_speeds, pair), strict=True)]
-            for pair in ((devices[d], self._rates[d]) for d in plan.devices & devices.keys())
-        ]
-        graphs = [each[0] for each in ratios]
-        links = [ratio for each in ratios for ratio in each[1:]]
+        if not plan.devices <= devices.keys():
+            return
+        graphs, links = _changes(plan, self._rates, devices)
+        since = [ratio for each in _changes(plan, self._forecast_for, devices) for ratio in each]
         if plan.loss_at_ps and loss_s > 0:
             loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
-            graphs.append(loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s))
+            faster = loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s)
+            graphs.append(faster)
+            since.append(faster)
             self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
-        if abs(step_s / predicted_s - 1) < _OFF or not _differ([1.0, *graphs, *links]):
+        alike = not _differ(graphs) and not _differ([1.0, *links])
+        if off and not alike and self._steps >= self._least_steps:
+            self._least_steps *= 2
+            self._say(
+                f"the stages are planned again: a step took {step_s:.3g} s instead of "
+                f"{self._chosen_s:.3g} s"
+            )
+            self.plan, self._former = None, (costs, plan)
             return
-        if _differ(graphs) or _differ([1.0, *links]):
-            if self._steps >= self._least_steps:
-                self._least_steps *= 2
-                self._say(
-                    f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                    f"{predicted_s:.3g} s"
-                )
-                self.plan, self._former = None, (costs, plan)
-        elif plan.devices <= devices.keys():
-            self.plan = predict_again(costs, plan, devices, self._ps)
-            self._rates = devices
+        if not _differ([1.0, *since]):
+            return
+        self._forecast_for = devices
+        self.plan = predict_again(costs, plan, devices, self._ps)
+        if off and alike:
+            self._rates, self._chosen_s = devices, self.plan.step_s
+        if abs(self.plan.step_s / self._said_s - 1) >= _OFF:
+            self._said_s = self.plan.step_s
+            now = in_seconds(self._said_s)
+            self._say(f"{now} a step predicted, at the speeds that devices had in the last step")
 
     def _new_plan(
         self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
@@ -207,6 +219,7 @@ class StagePlans:
                 forecast = forecaster.of_plan(former[0], again)
                 costs, plan = former[0], again
         self.micro_batches, self._costs = len(costs.tokens), costs
+        self._forecast_for, self._chosen_s, self._said_s = rates, plan.step_s, plan.step_s
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
         if self._tiles is not None:
@@ -261,6 +274,17 @@ class StagePlans:
 def _differ(ratios: Sequence[float]) -> bool:
     """Return True if the largest ratio is at least `_CHANGED` times the smallest."""
     return max(ratios) >= _CHANGED * min(ratios)
+
+
+def _changes(
+    plan: StagePlan, before: Mapping[int, DeviceRates], now: Mapping[int, DeviceRates]
+) -> tuple[list[float], list[float]]:
+    """Return the ratios of new to old speeds of a plan's devices: for graphs, and for links."""
+    ratios = [
+        [new / old for new, old in zip(_speeds(now[d]), _speeds(before[d]), strict=True)]
+        for d in plan.devices
+    ]
+    return [each[0] for each in ratios], [ratio for each in ratios for ratio in each[1:]]
 
 
 def _speeds(rates: DeviceRates) -> tuple[float, float, float]:
