@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,8 @@ from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 
 
-class FakePlanner:
-    """A planner to whom only the GEMM and the devices matter."""
+class FakePlanner(ABC):
+    """A planner that looks at the GEMM and the devices only."""
 
     def plan(
         self,
@@ -22,14 +23,14 @@ class FakePlanner:
         """See `Planner.plan`."""
         return self.planned(gemm, devices)
 
+    @abstractmethod
     def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
         """Return the plan."""
-        raise NotImplementedError
 
 
 @dataclass
 class OneDevice(FakePlanner):
-    """All of the GEMM to one device, in strips of rows of A and of columns of B."""
+    """Assigns the whole GEMM to one device, in strips of rows of A and of columns of B."""
 
     device: int
     rows: int = 1

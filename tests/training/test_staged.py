@@ -431,7 +431,7 @@ def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(
         assert alike is not None
         assert (alike.stages, alike.kept_batches) == (plan.stages, plan.kept_batches)
         assert alike.step_s != chosen_s
-        assert "at the speeds that devices had" in notes[-1]
+        assert "based on the devices' speeds" in notes[-1]
         assert step(2 * chosen_s) is not None
         slow_down(2, 1e5)
         unlike = step(chosen_s)  # by chance, it took what was predicted

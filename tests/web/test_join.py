@@ -89,7 +89,7 @@ def forced(url: str, kernel: str) -> str:
 def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
     browser: Browser, corpus_file: Path, lasting: dict[str, Any], plain_losses: Plain
 ) -> None:
-    """A device's whole day, in one page, by keyboard. Each state of it is accessible to all."""
+    """One page, used by keyboard alone, through all its states. Each state is accessible."""
     nano, to = "opt-nano", ("--server", lasting["operator_url"])
     jobs = []
     # Three products of six linear layers in each of two layers; two graphs for each layer.

@@ -77,8 +77,8 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
         if len(given) + self.tokens > trained.most_tokens:
             raise UsageError(
-                f"the text has {len(given)} tokens and {self.tokens} are to be added, but the "
-                f"model takes {trained.most_tokens}; give a shorter text, or --tokens"
+                f"the text has {len(given)} tokens and --tokens asks for {self.tokens} more, but "
+                f"the model takes {trained.most_tokens}; give a shorter text, or fewer --tokens"
             )
         trained.check_ids(given)
         model: Any = trained.model

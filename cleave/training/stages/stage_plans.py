@@ -147,7 +147,8 @@ class StagePlans:
         if self._steps < _STEADY or self._runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
-        off = abs(step_s / self._chosen_s - 1) >= _OFF
+        expected_s = self._chosen_s
+        off = abs(step_s / expected_s - 1) >= _OFF
         self._chosen_s += own_s - before.optimizer_s
         self.plan = replace(plan, step_s=plan.step_s - before.optimizer_s + own_s)
         devices = self.devices()
@@ -166,7 +167,7 @@ class StagePlans:
             self._least_steps *= 2
             self._say(
                 f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                f"{self._chosen_s:.3g} s"
+                f"{expected_s:.3g} s"
             )
             self.plan, self._former = None, (costs, plan)
             return
@@ -179,7 +180,7 @@ class StagePlans:
         if abs(self.plan.step_s / self._said_s - 1) >= _OFF:
             self._said_s = self.plan.step_s
             now = in_seconds(self._said_s)
-            self._say(f"{now} a step predicted, at the speeds that devices had in the last step")
+            self._say(f"{now} a step predicted, based on the devices' speeds in the last step")
 
     def _new_plan(
         self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
