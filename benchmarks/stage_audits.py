@@ -440,6 +440,7 @@ class Kept(Auditor):
         result: StepResult,
         surely: Collection[int] = (),
         audited: Collection[int] = (),
+        watches: Sequence[Mapping[int, Watch]] = (),
     ) -> list[Fault]:
         """Keep the step and return no faults."""
         self.step = work, result

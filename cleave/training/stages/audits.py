@@ -1,18 +1,19 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
 An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
-and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. For a
-stage with one device, the PS selects audits before the step, and recomputes micro-batches while
-devices work. Otherwise, it does both when all results of the stage have arrived. No result of a
-step changes the model before all audits of the step are done. `honest_error` defines which
-differences are allowed.
+and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. The PS
+selects audits before the step, and recomputes micro-batches while devices work. Audits of a device
+that takes over a stage are selected when all results of the stage have arrived. No result of a step
+changes the model before all audits of the step are done. `honest_error` defines which differences
+are allowed.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -71,17 +72,31 @@ class Watch:
     """The audits of one device's part of a stage that may begin before the stage has finished.
 
     Attributes:
-        output: the micro-batch that the output audit recomputes; None if there is no output audit,
-            or once it is done.
+        outputs: numbers, from 0, of the device's backward passes that output audits recompute. A
+            number is removed once its audit is done.
         sums: whether a sums audit is selected.
+        share: number of consecutive passes for which at most one output audit is selected.
+        batches: micro-batches of the device's finished backward passes.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
             None if the device has repeated a pass, because its own sums are then unknown.
     """
 
-    output: int | None
-    sums: bool
+    outputs: set[int] = field(default_factory=set)
+    sums: bool = False
+    share: int = 1
     batches: set[int] = field(default_factory=set)
     totals: Sums | None = field(default_factory=dict)
+
+    @property
+    def selected(self) -> bool:
+        """Return True if an audit is selected."""
+        return self.sums or bool(self.outputs)
+
+    @property
+    def output_is_due(self) -> bool:
+        """Return True if the last passes, fewer than `share`, contain no selected pass."""
+        last = max(0, len(self.batches) - 1) // self.share
+        return any(n >= len(self.batches) and n // self.share == last for n in self.outputs)
 
 
 @dataclass
@@ -101,8 +116,9 @@ class Auditor:
     """Audits training by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per device, stage and step. The probability of a sums
-            audit is `rate` divided by the number of micro-batches in the sums.
+        rate: probability of an output audit, per stage, device and equal share of a step's
+            micro-batches. The probability of a sums audit is `rate` divided by the number of
+            micro-batches in such a share.
         rng: random number generator that devices cannot predict; the system's by default.
     """
 
@@ -119,6 +135,7 @@ class Auditor:
         result: StepResult,
         surely: Collection[int] = (),
         audited: Collection[int] = (),
+        watches: Sequence[Mapping[int, Watch]] = (),
     ) -> list[Fault]:
         """Audit a finished step and return all faults that the audits find.
 
@@ -126,45 +143,57 @@ class Auditor:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
                 results of these devices are audited.
             audited: indices of the records that `faults_of` has audited.
+            watches: for each record, the audits that were selected before the step, by device.
         """
         found: list[Fault] = []
         for number, record in enumerate(result.records):
             if number not in audited:
-                found += self.faults_of(work, record, result.losses)
+                selected = watches[number] if number < len(watches) else {}
+                found += self.faults_of(work, record, result.losses, selected)
             if surely:
                 found += self._faults_of_devices(work, record, result.losses, surely)
         return found
 
-    def watch(self, devices: Collection[int], batches: int) -> dict[int, Watch]:
+    def watch(
+        self, devices: Collection[int], batches: int, trusted: Collection[int] = ()
+    ) -> dict[int, Watch]:
         """Select audits of a stage before the step and return them by device.
 
-        With several devices, no audit is selected, because it is not yet known which device will
-        run which micro-batch. `faults_of` then selects audits.
+        It is not known yet which device will run which micro-batch, so passes are selected by
+        their number in the device's order.
 
         Args:
             devices: the stage's devices.
             batches: number of micro-batches in the step.
+            trusted: devices for which no audit is selected, such as the PS's own.
         """
-        if len(devices) > 1:
-            return {}
-        output = self._rng.randrange(batches) if self._rng.random() < self._rate else None
-        few = self._rng.random() < self._rate / batches
-        return {device: Watch(output, few) for device in devices}
+        share = math.ceil(batches / max(1, len(devices)))
+        watches = {}
+        for device in devices:
+            watches[device] = watch = Watch(share=share)
+            if device in trusted:
+                continue
+            for first in range(0, batches, share):
+                if self._rng.random() < self._rate:
+                    watch.outputs.add(first + self._rng.randrange(share))
+            watch.sums = self._rng.random() < self._rate / share
+        return watches
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
         """Run the part of the audits in `watch` for which a finished backward pass suffices.
 
         Return all faults that are found.
         """
-        found: list[Fault] = []
-        if watch.output == done.batch:
-            found += self._output_faults(work, done.record, done.losses, done.batch)
-            watch.output = None
         if done.batch in watch.batches:
             watch.totals = None
+            return []
+        found: list[Fault] = []
+        if (number := len(watch.batches)) in watch.outputs:
+            found += self._output_faults(work, done.record, done.losses, done.batch)
+            watch.outputs.remove(number)
         if watch.sums and watch.totals is not None:
             self.repeat(work, done.record, done.batch, watch.totals, None)
-            watch.batches.add(done.batch)
+        watch.batches.add(done.batch)
         return found
 
     def faults_of(
@@ -189,7 +218,7 @@ class Auditor:
             by_device.setdefault(device, []).append(batch)
         for device, batches in sorted(by_device.items()):
             watch = watches.get(device)
-            if self._rng.random() < self._rate if watch is None else watch.output is not None:
+            if self._rng.random() < self._rate if watch is None else watch.output_is_due:
                 batch = self._rng.choice(sorted(batches))
                 found += self._output_faults(work, record, losses, batch)
         for sums in record.sums:

@@ -342,7 +342,10 @@ class StagedModel:
         if missing := inner - {stage.stop for stage in plan.stages}:
             raise PlanError(f"the plan has no stage that ends before layer {min(missing)}")
         self._proven = set()
-        self._watches = [self._auditor.watch(each.devices, len(parts)) for each in plan.planned]
+        own = self.runtime.own_devices()
+        self._watches = [
+            self._auditor.watch(each.devices, len(parts), own) for each in plan.planned
+        ]
         self._step_work = StepWork(
             layers=self.work.layers(embedded),
             loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
@@ -363,7 +366,7 @@ class StagedModel:
                 (number, device)
                 for number, watches in enumerate(self._watches)
                 for device, watch in watches.items()
-                if watch.sums or watch.output is not None
+                if watch.selected
             ),
             model=id(self.work.model),
         )
@@ -495,7 +498,7 @@ class StagedModel:
 
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
         """Audit a step that cannot be repeated; raise FleetError if a result is wrong."""
-        faults = self._auditor.faults(work, result, self._proven)
+        faults = self._auditor.faults(work, result, self._proven, watches=self._watches)
         for fault in faults:
             self.runtime.quarantine(fault.device, fault.reason)
         if faults:
