@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket as sockets
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection as WebSocket
@@ -21,6 +22,9 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 from cleave.transport.tls import WrongCertificateError, pinning
 
 WRITE_LIMIT_BYTES: Final = 2**20  # queued bytes above which `send` waits
+# Unsent bytes above which the operating system accepts no more. By default it accepts several MB,
+# behind which a ping waits for more than a minute on the slowest uplinks.
+_UNSENT_BYTES: Final = 2**17
 _JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less than a second frame
 
 
@@ -89,6 +93,12 @@ class ClientSocket(ClientConnection):
     """A client's WebSocket that counts received bytes, including those of incomplete messages."""
 
     received_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        if (option := getattr(sockets, "TCP_NOTSENT_LOWAT", None)) is not None:  # not on Windows
+            link = transport.get_extra_info("socket")
+            link.setsockopt(sockets.IPPROTO_TCP, option, _UNSENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -78,6 +79,35 @@ def test_over_a_socket() -> None:
                 return answers
 
     assert asyncio.run(scenario()) == [True, False]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no limit")
+def test_a_long_message_does_not_wait_in_the_systems_buffer() -> None:
+    """There, its progress could not be seen, and a slow uplink looked like a dead server."""
+
+    async def scenario() -> int:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        slow.bind(("127.0.0.1", 0))
+        ended = asyncio.Event()
+
+        async def handler(connection: ServerConnection) -> None:
+            connection.transport.pause_reading()
+            await ended.wait()
+            connection.transport.abort()
+
+        async with serve(handler, sock=slow, close_timeout=0.1):
+            uri = f"ws://127.0.0.1:{slow.getsockname()[1]}/"
+            options: dict[str, Any] = {"create_connection": ClientSocket, "compression": None}
+            async with connect(uri, **options) as client:
+                sending = asyncio.create_task(client.send(bytes(4 * 2**20)))
+                await asyncio.wait({sending}, timeout=0.1)
+                waiting = client.transport.get_write_buffer_size()
+                ended.set()
+                await asyncio.gather(sending, return_exceptions=True)
+                return waiting
+
+    assert asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S)) > 3 * 2**20
 
 
 class Busy(ClientSocket):
