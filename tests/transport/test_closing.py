@@ -65,6 +65,7 @@ def session_on(connection: object) -> DeviceSession:
     return DeviceSession(connection, ComputeThread(NumpyBackend()), hello)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -111,6 +112,7 @@ def masked(message: Message) -> bytes:
     return bytes([0x82, 0x80 | 126]) + len(payload).to_bytes(2, "big") + bytes(4) + payload
 
 
+@pytest.mark.slow
 def test_a_server_does_not_wait_long_for_a_device_that_does_not_close() -> None:
     """It is told `bye`, since the server ends, and answers nothing."""
 
