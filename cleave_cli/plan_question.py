@@ -95,8 +95,7 @@ def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> Ps
 
     spec, trained = sizes.spec, sizes.trained_parameters
     found = measured_server(spec.width, spec.ffn_width, spec.vocabulary, trained, DType(dtype))
-    in_fp32 = measured_server(spec.width, spec.ffn_width, spec.vocabulary, trained, DType.FP32)
-    return replace(found, rates=card, graph_flops_per_s=in_fp32.flops_per_s)
+    return replace(found, rates=card)
 
 
 def alone_by_dtype(question: PlanQuestion) -> dict[str, float]:

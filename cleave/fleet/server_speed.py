@@ -12,13 +12,15 @@ from typing import Final
 
 from cleave.arrays import DType
 from cleave.machine.backends import NumpyBackend, measure, sustained_s
+from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_speed import measured_graphs
 from cleave.planner.stages.model import PsCompute
 
-_TOKENS: Final = 256
-_TOKENS_OF_LOSS: Final = 64
+_TOKENS: Final = 512
+_TOKENS_OF_LOSS: Final = 256
 _MOST_WIDTH: Final = 1024  # larger matrices take longer to measure, at the same speed
 _MOST_INNER: Final = 4096
-_MOST_VOCABULARY: Final = 65536
+_MOST_VOCABULARY: Final = 16384
 _PARAMETERS: Final = 2**21  # with optimizer state, far more than a processor's cache holds
 
 
@@ -36,7 +38,8 @@ def measured_server(
         inner: number of rows of the largest matrix in a layer.
         vocabulary: number of rows of the LM head.
         trained: number of trained parameters.
-        dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32.
+        dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32, and so
+            are layer graphs.
 
     Example:
         >>> measured_server(768, 3072, 50272, 125_000_000, DType.FP32).flops_per_s
@@ -56,7 +59,13 @@ def measured_server(
         12 * _TOKENS * width * inner / layer_s,
         trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
+        graph_flops_per_s=_graphs_here(),
     )
+
+
+@cache
+def _graphs_here() -> float:
+    return measured_graphs(GraphChoice())
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:

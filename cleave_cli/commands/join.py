@@ -122,6 +122,7 @@ def join(
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice
     from cleave.machine.graph_session import parse_provider
+    from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import (
         PowerMeter,
@@ -142,7 +143,9 @@ def join(
     called = name or socket.gethostname()
     kind = kind_of(this_machine(), android=on_android())
     saved = SavedCredentials(state_folder())
-    chosen: list[Speed] = []  # measured when the policy first permits computation
+    # Measured when the policy first permits computation: of the backend, and of layer graphs.
+    chosen: list[Speed] = []
+    in_graphs = 0.0
 
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
@@ -193,7 +196,10 @@ def join(
     server_selection = ServerSelection()
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
+        nonlocal in_graphs
         if not chosen:
+            if memory_bytes >= LEAST_MEMORY_BYTES:
+                in_graphs = measured_graphs(graphs)
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
         # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))
@@ -221,6 +227,7 @@ def join(
             name=called,
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
+            graph_flops_per_s=in_graphs,
             profile=profile,
             kind=kind,
             graphs=graph_session.available(),

@@ -16,11 +16,12 @@ import numpy as np
 from cleave.arrays import DType
 from cleave.machine import sensors as machine
 from cleave.machine.backends import MatmulBackend
+from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_speed import measured_graphs
 from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
 from profiles.measuring import contention
 from profiles.measuring.gemm_timer import REPEATS, Bench, Clock, Shape, TileTimer
-from profiles.measuring.graphs import measure_graphs
 from profiles.performance import Layout, TimedTile, fit_and_judge
 from profiles.thermal import fit_thermal
 
@@ -308,14 +309,14 @@ def measure_device(
     sleep: Callable[[float], None] = time.sleep,
     sensors: Sensors | None = None,
     timer: TileTimer | None = None,
-    graphs: Callable[[Clock], schema.GraphProfile | None] = measure_graphs,
+    graphs: Callable[[GraphChoice, Clock], float] = measured_graphs,
 ) -> schema.DeviceProfile:
     """Measure this machine for about `settings.total_s` and return its device profile.
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
         timer: measures the tile times of all shapes. None means `backend` in this process.
-        graphs: measures layers as graphs; returns None if graphs cannot run.
+        graphs: measures the FLOP/s of layers as graphs; returns 0 if graphs cannot run.
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
@@ -369,7 +370,7 @@ def measure_device(
         f"measured, {backend.name}",
     )
     progress("a layer's graph", over_s + settings.grid_s)
-    of_graphs = graphs(clock)
+    in_graphs = graphs(GraphChoice(), clock)
     kind = settings.kind
     if kind is None:
         kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
@@ -391,7 +392,9 @@ def measure_device(
         ),
         compute=compute,
         memory=_memory(settings, here),
-        graphs=of_graphs,
+        graphs=schema.GraphProfile(float(f"{in_graphs:.4g}"), "measured, a layer by ONNX Runtime")
+        if in_graphs
+        else None,
         sustained=sustained,
         power=power,
         contention=tuple(max(0.5, round(s, 3)) for s in slowdowns),

@@ -23,6 +23,7 @@ from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.sessions.joining import GRAPH_SHARE
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.auth.access import Access
 from cleave.server.fleet_server import Server
@@ -227,6 +228,10 @@ def test_the_servers_computer_becomes_a_device(
         assert staged.plan is plan
         runtime = server.fleet.runtime
         assert runtime.own_devices() == ({2} if devices == 2 else set())
+        for number in runtime.own_devices():  # it has measured a layer by ONNX Runtime
+            own_one = server.live.manager.sessions[number]
+            assumed = GRAPH_SHARE * own_one.claimed_flops_per_s
+            assert own_one.claimed_graph_flops_per_s not in (0.0, assumed)
         with monkeypatch.context() as alone:  # as if the other device had left
             alone.setattr(runtime, "own_devices", lambda: set(runtime.stage_devices()))
             assert isinstance(staged.forecast_s(rows(ids)), NotByStages)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,11 +12,10 @@ import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.sensors import Sensors, usable_cores
 from profiles.device_profile import DeviceProfile, GraphProfile
 from profiles.library import read_profile, write_profile
-from profiles.measuring import contention, graphs
+from profiles.measuring import contention
 from profiles.measuring.device import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
@@ -32,7 +29,6 @@ from profiles.measuring.device import (
     valid_name,
 )
 from profiles.measuring.gemm_timer import Bench
-from profiles.measuring.graphs import layer, layer_flops, measure_graphs
 from profiles.performance import Layout, PerformanceModel
 
 pytestmark = pytest.mark.slow
@@ -96,7 +92,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
         clock=clock,
         sleep=clock.sleep,
         sensors=Sensors(tmp_path),
-        graphs=lambda _: GraphProfile(2e11, "made up"),
+        graphs=lambda *_: 2e11,
     )
 
 
@@ -266,7 +262,7 @@ def test_a_profile_of_a_known_device(measured: DeviceProfile) -> None:
             found = entry.models[layout].seconds(333, 222, 111)
             assert found == pytest.approx(model.seconds(333, 222, 111), rel=0.01)
         assert entry.flops_per_s < 1e11
-    assert profile.graphs == GraphProfile(2e11, "made up")
+    assert profile.graphs == GraphProfile(2e11, "measured, a layer by ONNX Runtime")
     assert profile.power is None  # nothing measures it
     assert profile.host is not None
     assert profile.host.threads == 1
@@ -316,50 +312,3 @@ def test_refitting_needs_samples(measured: DeviceProfile) -> None:
 )
 def test_names(text: str, name: str) -> None:
     assert valid_name(text) == name
-
-
-class Steady:
-    """Takes the same time at every run, on a made-up clock."""
-
-    def __init__(self, run_s: float) -> None:
-        self.run_s = run_s
-        self.now_s = 0.0
-        self.given: Mapping[str, Any] = {}
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def run(self, given: Mapping[str, Any]) -> None:
-        self.given = given
-        self.now_s += self.run_s
-
-
-@pytest.mark.parametrize("run_s", [1e-4, 0.1, 20.0])
-def test_the_speed_is_what_a_run_shows(run_s: float) -> None:
-    steady = Steady(run_s)
-    found = measure_graphs(steady, lambda _: steady)
-    assert found is not None
-    assert found.flops_per_s == pytest.approx(layer_flops() / run_s, rel=1e-3)
-
-
-def test_the_layer_is_one() -> None:
-    """Its attention mixes tokens, and leaves sequences apart."""
-    steady = Steady(1.0)
-    session = GraphSession(layer(), 1)
-    measure_graphs(steady, lambda _: steady)
-    (y,) = session.run(steady.given).values()
-    x = steady.given["x"].copy()
-    assert y.shape == x.shape
-    x[0, 0] += 1
-    (changed,) = session.run({**steady.given, "x": x}).values()
-    assert np.abs(changed[0] - y[0]).max(-1).all()
-    assert np.array_equal(changed[1], y[1])
-
-
-def test_no_speed_where_no_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(model: bytes) -> Steady:
-        raise GraphError("none here")
-
-    assert measure_graphs(make_session=refused) is None
-    monkeypatch.setattr(graphs, "available", lambda: False)
-    assert measure_graphs() is None

@@ -16,8 +16,9 @@ from benchmarks.side_by_side.run import Run
 from cleave.device.host.policy import parse_memory
 
 _SPEED: Final = """
-from profiles.measuring.graphs import measure_graphs
-print(measure_graphs().flops_per_s)
+from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_speed import measured_graphs
+print(measured_graphs(GraphChoice()))
 """
 
 

@@ -300,6 +300,7 @@ class Joining:
             session.features -= {Feature.CODING}
         session.rates = stated_rates(session.id, hello)
         session.claimed_flops_per_s = session.rates.flops_per_s
+        session.claimed_graph_flops_per_s = session.rates.graph_flops_per_s
 
     def _ready(self, session: Session) -> Sequence[Decision]:
         session.state = DeviceState.READY

@@ -77,7 +77,9 @@ class Session:
     reserved_bytes: int = 0  # device memory reserved for stages
     noted_s: float | None = None  # time when a failure was last reported
     rates: DeviceRates | None = None
-    claimed_flops_per_s: float = 0.0  # as stated by the device; `rates` has the measured speed
+    # As stated by the device; `rates` has the measured speeds.
+    claimed_flops_per_s: float = 0.0
+    claimed_graph_flops_per_s: float = 0.0
     features: frozenset[Feature] = frozenset()  # protocol features that both sides support
     may_code: bool = False  # the device was told that it may compress results
     measure: bool = False  # the device joined only for a link measurement

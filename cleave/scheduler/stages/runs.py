@@ -255,7 +255,7 @@ class StageRuns:
             used, rates = self._counted(session), session.rates
             if rates is None or used.compute_s < _LEAST_COMPUTE_S:
                 continue
-            most = _BELIEVED * session.claimed_flops_per_s
+            most = _BELIEVED * max(session.claimed_flops_per_s, session.claimed_graph_flops_per_s)
             flops_per_s = min(used.flops / used.compute_s, most)
             if not 1 / _CHANGED < flops_per_s / rates.for_graphs.flops_per_s < _CHANGED:
                 found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))

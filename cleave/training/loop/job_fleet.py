@@ -140,7 +140,6 @@ class JobFleet:
         if self._job.dtype != Precision.FP32.value:
             in_fp32 = measured_server(*sizes, DType.FP32).flops_per_s
             ratio = in_fp32 / found.flops_per_s
-            found = replace(found, graph_flops_per_s=in_fp32)
             if ratio > _SLOW_DTYPE:
                 self._note(
                     f"this server multiplies {ratio:.0f} times as fast in fp32 as in "
