@@ -224,12 +224,13 @@ class VirtualRuntime(Runtime):
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
         processor = EmulatedProcessor(profile, self.now_s)
-        core = DeviceCore(profile.memory_bytes, graphs=True, coding=True)
+        hello = hello_of(profile)
+        core = DeviceCore(profile.memory_bytes, hello.features)
         device = _VirtualDevice(number, profile, core, processor, down, up)
         self.devices[number] = device
         self.manager.opened(number, self.now_s)
         self._tell(Presence(self.now_s, number, profile.name, True))
-        self._send_up(device, hello_of(profile))
+        self._send_up(device, hello)
         return number
 
     @_alone

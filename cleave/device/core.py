@@ -7,7 +7,7 @@ in sequence, because an order may need the outputs of an earlier order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave import coding as codes
@@ -43,17 +43,15 @@ class DeviceCore:
     Args:
         memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
             budget, `received` raises ProtocolError.
-        graphs, coding: whether `hello` offered the feature. A feature is active once `welcome`
-            names it too.
+        offered: names of the features in `hello`. A feature is active once `welcome` names it too.
 
     Attributes:
         codes_results: whether the PS permitted compressed results.
     """
 
-    def __init__(self, memory_bytes: int, *, graphs: bool = False, coding: bool = False) -> None:
+    def __init__(self, memory_bytes: int, offered: Collection[str] = ()) -> None:
         self.memory_bytes = memory_bytes
-        named = {Feature.GRAPHS: graphs, Feature.CODING: coding}
-        self._offered = frozenset(feature for feature, has in named.items() if has)
+        self._offered = frozenset(feature for feature in Feature if feature.value in offered)
         self.codes_results = False
         self._features: frozenset[Feature] = frozenset()
         self.occupied_bytes = 0

@@ -20,7 +20,7 @@ from cleave.protocol import codec, features, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
-from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Feature, Message, Op, Role
+from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
@@ -108,11 +108,7 @@ class DeviceSession:
         check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
     ) -> None:
-        self.core = DeviceCore(
-            hello.memory_bytes,
-            graphs=Feature.GRAPHS.value in hello.features,
-            coding=Feature.CODING.value in hello.features,
-        )
+        self.core = DeviceCore(hello.memory_bytes, hello.features)
         self.bye: messages.Bye | None = None
         self.measured: messages.Measured | None = None
         self.downlink_bytes = 0

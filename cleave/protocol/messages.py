@@ -364,7 +364,7 @@ class Error(_Always):
 
 @dataclass(slots=True)
 class Request(_Always):
-    """Operator to PS: perform an action. `docs/protocol.md` lists the actions."""
+    """Operator to PS: perform an action. `docs/operator-api.md` lists the actions."""
 
     TYPE: ClassVar[str] = "request"
     id: Count

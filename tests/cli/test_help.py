@@ -36,6 +36,12 @@ def test_each_command_takes_a_short_option_for_help(name: str) -> None:
     assert done.output.startswith("Usage: ")
 
 
+def test_the_help_of_a_setting_names_all_its_choices() -> None:
+    for name, setting in JobSpec.settings().items():
+        for choice in setting.choices or ():
+            assert re.search(rf"\b{choice.value}\b", setting.help), (name, choice)
+
+
 def test_train_lists_twenty_options_and_every_setting_of_a_job_on_request() -> None:
     few, every = (CliRunner().invoke(app, ["train", f"--help{all}"]) for all in ("", "-all"))
     assert few.exit_code == every.exit_code == 0

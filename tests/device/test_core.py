@@ -34,7 +34,7 @@ def _core(
     welcome: messages.Welcome = WELCOME,
 ) -> DeviceCore:
     """A core that was welcomed, and has received some messages."""
-    core = DeviceCore(memory_bytes, graphs=graphs)
+    core = DeviceCore(memory_bytes, ["graphs"] if graphs else [])
     for message in (welcome, *received):
         core.received(message)
     return core
@@ -180,7 +180,7 @@ def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, messag
 @pytest.mark.parametrize("message", [GRAPH, RUN, FETCH, INTEGERS], ids=lambda m: m.TYPE)
 def test_nothing_is_agreed_on_before_the_welcome(message: Message) -> None:
     with pytest.raises(ProtocolError):
-        DeviceCore(1000, graphs=True).received(message)
+        DeviceCore(1000, ["graphs"]).received(message)
 
 
 def test_runs_of_all_kinds_are_counted_together() -> None:

@@ -145,7 +145,7 @@ def test_arrays_one_after_another_are_one_input(dtype: DType) -> None:
 
 
 def test_a_device_puts_the_parts_of_an_array_in_the_order_of_their_names() -> None:
-    core = DeviceCore(2**20, graphs=True)
+    core = DeviceCore(2**20, ["graphs"])
     for message in (
         messages.Welcome(1, features=("graphs",)),
         messages.Put(2, 2, 3, "fp32", SIX.tobytes()),

@@ -124,7 +124,7 @@ def test_coded_payloads(vector: Vector) -> None:
 @each("faults")
 def test_faults(vector: Vector) -> None:
     feature = vector.get("feature", "")
-    core = DeviceCore(vector["memory_bytes"], **({feature: True} if feature else {}))
+    core = DeviceCore(vector["memory_bytes"], [feature])
     core.received(messages.Welcome(device=1, features=(feature,)))
     *before, last = [_through_the_wire(message(received)) for received in vector["receive"]]
     for received in before:

@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 
 type Hex = string | { hex: string; times: number } | Hex[];
 
-/** The features that this client has. */
+/** The features whose vectors this client passes. */
 const FEATURES = ["measure", "graphs", "coding"];
 
 /** The vectors of one file that are for this client, with integers beyond 2^53 as bigints. */

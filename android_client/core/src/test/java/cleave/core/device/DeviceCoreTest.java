@@ -221,8 +221,8 @@ public class DeviceCoreTest {
 
     private static String answer(JsonObject vector) throws Exception {
         JsonElement feature = vector.get("feature");
-        boolean graphs = feature != null && feature.getAsString().equals("graphs");
-        List<String> features = Arrays.asList("coding", graphs ? "graphs" : "measure");
+        String of = feature == null ? "measure" : feature.getAsString();
+        List<String> features = Arrays.asList("coding", of);
         DeviceCore core = welcomed(vector.get("memory_bytes").getAsLong(), features);
         Recorder last = null;
         for (JsonElement element : vector.getAsJsonArray("receive")) {
