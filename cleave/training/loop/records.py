@@ -41,6 +41,7 @@ class StepRecord:
         optimizer_s: part of `ps_s` spent on updating the parameters, in seconds.
         devices: how long the busiest devices were busy in a step by stages.
         wall_s: wall-clock duration of the step in seconds.
+        ended_s: Unix time at which the step ended.
         fleet_s: time spent waiting for GEMMs or a step by stages, in seconds on `clock`.
         ps_s: wall-clock time in seconds during which the PS did not wait for the fleet.
         verify_s: CPU time spent verifying the devices' results, in seconds.
@@ -89,6 +90,7 @@ class StepRecord:
     traffic: Traffic = field(default_factory=Traffic)
     saved: Traffic = field(default_factory=Traffic)
     against_loss: float | None = None
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -472,6 +472,7 @@ class Trainer:
             tokens=self.job.batch * self.job.seq * self.job.accumulate,
             learning_rate=rate,
             wall_s=wall_s,
+            ended_s=time.time(),
             ps_s=wall_s - spent.waited_s,
             method=method.value,
             predicted_s=spent.predicted_s,
