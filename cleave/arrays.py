@@ -23,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """An element type. The value is its name in messages; `storage` is its numpy dtype."""
+    """An element type. `value` is its name in messages, and `storage` is the numpy dtype."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -36,7 +36,7 @@ class DType(Enum):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Buffer:
-    """A matrix with a dtype tag: a 2-D array of numpy dtype `dtype.storage`, with any strides."""
+    """A 2-D array with a dtype tag. Its numpy dtype is `dtype.storage`; any strides are allowed."""
 
     array: Array
     dtype: DType
@@ -86,7 +86,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Buffer:
 
 
 def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a buffer that shares the memory of `data`; raise ValueError if the length is wrong."""
+    """Return a buffer that shares the memory of `data`. Raise ValueError if its length is wrong."""
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
@@ -97,10 +97,10 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the largest absolute value of `data`; NaN if any element is NaN, 0 if it is empty.
+    """Return the largest absolute value in `data`, NaN if any is NaN, or 0 if `data` is empty.
 
-    Elements are compared as integers, without copying: among floating-point numbers of the same
-    sign, larger magnitudes have larger bit patterns, and NaN has the largest.
+    Elements are compared as integers, without copying. Among floating-point numbers of the same
+    sign, larger magnitudes have larger bit patterns, and NaNs have the largest.
     """
     bits = 8 * dtype.itemsize
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")
@@ -114,9 +114,10 @@ def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to the nearest `dtype` values, ties to even. For fp32, return `values`.
+    """Round fp32 values to the nearest `dtype` values, ties to even.
 
-    Infinities and NaNs are preserved. Values beyond the largest finite value become infinite.
+    Infinities and NaNs are preserved. Values too large for `dtype` become infinite. If `dtype` is
+    fp32, `values` itself is returned.
     """
     if dtype is DType.FP32:
         return values

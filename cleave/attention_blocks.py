@@ -22,7 +22,7 @@ class Blocks:
     block_bytes: int = 24 * 2**20  # half the size takes 8 % longer, twice the size 4 % less time
 
     def rows(self, heads: int, queries: int, keys: int) -> int:
-        """Return the number of queries per block; `queries` if all are computed at once."""
+        """Return the number of queries per block, or `queries` if no blocks are needed."""
         row_bytes = heads * keys * _FP32_BYTES
         if queries * row_bytes <= self.whole_bytes:
             return queries

@@ -1,13 +1,13 @@
-"""Lossless compression of floating-point payloads, and conversion of their messages.
+"""Lossless compression of floating-point payloads, and conversion of messages that contain them.
 
 The exponents of a model's values are similar, but signs and fractions are almost random. So only
 the exponents are compressed:
 
 1. Each 16-bit element is rotated left by one bit. In an fp32 element, only the upper half, which is
-a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
-holds the fraction and the sign. The upper byte of a rotated fp16 also holds three bits of the
-fraction. 2. The upper bytes are compressed with DEFLATE, using Huffman codes only, because a search
-for
+   a bf16 number, is rotated. The upper byte of a rotated bf16 number is the exponent, and the lower
+   byte contains the fraction and the sign. The upper byte of a rotated fp16 number also contains
+   three bits of the fraction.
+2. The upper bytes are compressed with DEFLATE, using Huffman codes only, because a search for
    repetitions is slow and finds none.
 3. All other bytes are stored uncompressed.
 
@@ -38,7 +38,7 @@ _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress little-endian elements, chunk by chunk; the result may be longer than `payload`."""
+    """Compress little-endian elements, chunk by chunk. The result may be longer than `payload`."""
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
     chunks = [words[at : at + step] for at in range(0, words.size, step)]
@@ -49,7 +49,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload; return None if the payload is short or compression saves too little."""
+    """Compress a payload. Return None if the payload is short or compression saves too little."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -82,7 +82,7 @@ def _words(dtype: DType) -> int:
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress one chunk, an array of 16-bit words; return the parts of the result in order."""
+    """Compress one chunk, an array of 16-bit words. Return the parts of the result in order."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -153,7 +153,7 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Compress a floating-point payload; return None for other dtypes, or if savings are small."""
+    """Compress a floating-point payload. Return None for other dtypes or small savings."""
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # only floating-point arrays are compressed
         return None
@@ -180,12 +180,12 @@ def array_bytes(message: Coded) -> int:
 
 
 def put_of(message: PutCoded, each: Each = map) -> Put:
-    """Decompress a `put_coded`; raise ProtocolError if the payload is not valid."""
+    """Convert a `put_coded` to a `put`. Raise ProtocolError if the payload is not valid."""
     return Put(message.id, message.rows, message.columns, message.dtype, _plain(message, each))
 
 
 def result_of(message: ResultCoded, each: Each = map) -> Result:
-    """Decompress a `result_coded`; raise ProtocolError if the payload is not valid."""
+    """Convert a `result_coded` to a `result`. Raise ProtocolError if the payload is not valid."""
     shape = message.rows, message.columns, message.dtype
     return Result(message.id, *shape, message.compute_s, _plain(message, each))
 

@@ -1,4 +1,4 @@
-"""Exceptions that users see. Each message is one sentence with the problem and a remedy."""
+"""Exceptions that users see. Each message is one sentence that states a problem and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only module that writes files or locks folders; `tests/test_files.py` checks this.
+"""The only module that writes files or locks folders. `tests/test_files.py` checks this.
 
 No function writes to a regular file through a symbolic link. Functions that replace a file replace
 a link at its path, but not the link's target. Functions that change a file in place raise OSError
@@ -47,20 +47,20 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def writable_folder(path: Path) -> None:
-    """Create a user-supplied folder unless it exists; raise OSError if it is not writable."""
+    """Create a user-supplied folder unless it exists. Raise OSError if it is not writable."""
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
         pass
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Create a folder in a folder that Cleave owns, unless it exists; raise OSError for a link."""
+    """Create a folder in one of Cleave's folders, unless it exists. Raise OSError for a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def new_folder(path: Path) -> None:
-    """Create a folder and its missing parents; raise FileExistsError if the path exists."""
+    """Create a folder and its missing parents. Raise FileExistsError if the path exists."""
     path.mkdir(parents=True)
 
 
@@ -71,7 +71,7 @@ def refuse_link(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that they survive a power loss; no-op on Windows."""
+    """Flush a folder's entries to disk, to protect them from power loss. Do nothing on Windows."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -85,12 +85,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Create a file for unbuffered writing; raise FileExistsError for an existing file or link."""
+    """Create a file for unbuffered writing. Raise FileExistsError for an existing file or link."""
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
-    """Create or replace a file atomically: readers see either the old or the new content.
+    """Create or replace a file atomically. Readers see either the old or the new content.
 
     Missing parent folders are created. A link is replaced, and its target does not change.
 
@@ -115,7 +115,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
 
 @contextmanager
 def private_file(data: bytes, prefix: str) -> Iterator[Path]:
-    """Yield the path of a temporary file with `data`, readable only by the user; then delete it."""
+    """Yield the path of a temporary file with `data`, readable only by the user. Then delete it."""
     written, name = tempfile.mkstemp(prefix=prefix)  # `mkstemp` creates files with mode 0600
     path = Path(name)
     try:
@@ -155,7 +155,7 @@ def write_output(path: Path, data: bytes) -> None:
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
     """Save a matplotlib figure to a user-supplied path (see `write_output`).
 
-    The path's suffix sets the format; without a suffix, ".png" is appended.
+    The path's suffix sets the format. Without a suffix, ".png" is appended.
 
     Raises:
         OSError: if the file cannot be written.
@@ -225,7 +225,7 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return True if a file starts with `header` or is a prefix of `header`; rewind the file."""
+    """Return True if a file starts with `header` or is a prefix of `header`. Rewind the file."""
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
@@ -253,7 +253,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """The lock is already held; `holder` names the process that holds it, like "process 4711"."""
+    """Raised when a lock is already held. `holder` names its holder, such as "process 4711"."""
 
     def __init__(self, text: str, holder: str) -> None:
         super().__init__(text)
@@ -261,9 +261,9 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """An exclusive lock on a file, held from construction until `release` or the end of `with`.
+    """An exclusive lock on a file, from construction until `release` or the end of `with`.
 
-    The operating system releases the lock when the process exits. While locked, a writable file
+    The operating system releases the lock when the process exits. If writable, the locked file
     contains the process ID and host name of the holder. The file is never deleted.
 
     Args:
@@ -302,7 +302,7 @@ class Lock:
         self._write(f"{os.getpid()} {socket.gethostname() or '-'}\n".encode())
 
     def release(self) -> None:
-        """Release the lock; do nothing if the lock is already released."""
+        """Release the lock. Do nothing if the lock is already released."""
         if self._file.closed:
             return
         self._write(b"")
@@ -338,7 +338,7 @@ def _holder(text: bytes) -> str:
 
 
 def _locks(file: FileIO) -> bool:
-    """Try to lock an open file; return False if the file is locked through another descriptor."""
+    """Try to lock an open file. Return False if the file is locked through another descriptor."""
     try:
         if sys.platform == "win32":
             import msvcrt

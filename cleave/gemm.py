@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """The matrix product ``C[m, n] = A[m, k] @ B[k, n]``; any dimension may be zero."""
+    """The matrix product ``C[m, n] = A[m, k] @ B[k, n]``. Any dimension may be zero."""
 
     m: int
     n: int
@@ -74,7 +74,7 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Return True if the tile covers only part of the depth; its blocks are partial sums."""
+        """Return True if the tile covers only part of the depth, so its blocks are partial sums."""
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -99,7 +99,7 @@ class TileCut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The product of two strips of a tile; `pieces` are the depth ranges in summation order."""
+    """The product of two strips of a tile. `pieces` are the depth ranges in summation order."""
 
     m: Span
     n: Span
@@ -159,7 +159,7 @@ def wavefront(cut: TileCut) -> Iterator[Block]:
 
 
 def boxes_of(blocks: Iterable[Block]) -> list[Tile]:
-    """Join neighbouring blocks into fewer boxes that cover the same index space."""
+    """Return boxes that cover the blocks' index space, with neighbouring blocks joined."""
     rows_first = sorted((b.k, b.m, b.n) for b in blocks)
     joined = [
         _joined(_joined(rows_first, 2), 1),

@@ -24,7 +24,7 @@ def parameter(name: str) -> str:
 
 
 def extra(name: str) -> str:
-    """Return the name of the graph input for any layer argument except the first."""
+    """Return the name of the graph input for a layer argument other than the first."""
     return f"extra:{name}"
 
 
@@ -34,10 +34,10 @@ def total(name: str) -> str:
 
 
 def new_total(name: str) -> str:
-    """Return the name of the graph output for a gradient sum with the current micro-batch added."""
+    """Return the name of the graph output for a gradient sum that includes this micro-batch."""
     return f"new:{name}"
 
 
 def activation(number: int) -> str:
-    """Return the name of an activation, which forward graphs return and backward graphs take."""
+    """Return the name of an activation: an output of forward and an input of backward graphs."""
     return f"activation:{number}"

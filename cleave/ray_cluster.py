@@ -101,7 +101,11 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(address: str) -> Iterator[Any]:
-    """Import and yield `ray`; shut Ray down on exit; raise UsageError if the token is rejected."""
+    """Import and yield the module `ray`, and shut Ray down on exit.
+
+    Raises:
+        UsageError: if the cluster rejects this machine's authentication token.
+    """
     # Without a token, a cluster runs code from anyone who can connect.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
@@ -121,7 +125,7 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Raise UsageError if `address` refuses TCP connections. Ray would retry for minutes."""
+    """Raise UsageError if `address` accepts no TCP connection. Ray itself retries for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

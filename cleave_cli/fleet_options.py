@@ -26,8 +26,9 @@ class FleetOptions:
         devices: number of devices; 0 for plain PyTorch, None for the fleet's default size.
         fleet: name of a fleet, or path of a TOML file.
         churn: mean lengths of sessions and gaps in seconds, such as `600:120`, or the name of an
-            availability; empty to use each device's own availability.
-        coding: links whose payloads count as compressed: `auto`, `on` (all) or `off` (none).
+            availability model; empty to use each device's own availability model.
+        coding: links whose payloads count as compressed: `auto` (slow links), `on` (all links) or
+            `off` (none).
     """
 
     devices: int | None = None

@@ -59,7 +59,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of checking one requirement. If it is unmet, `advice` explains how to meet it."""
+    """The result of checking a requirement. `advice` explains how to meet an unmet requirement."""
 
     verdict: Verdict
     what: str
@@ -174,7 +174,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield pairs (saved server memory in bytes, `cleave train` options), in ascending order."""
+    """Yield pairs (saved server memory in bytes, `cleave train` options), smallest saving first."""
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
@@ -198,7 +198,7 @@ def model_fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Check for each method whether a step fits in memory, and whether checkpoints fit on disk."""
+    """Check whether a step fits in memory, by method, and whether checkpoints fit on disk."""
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if not 0 <= server_memory < float("inf"):

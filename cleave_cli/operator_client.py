@@ -45,7 +45,11 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, such as `submit`; return the reply's data, or raise CleaveError."""
+        """Send a request, such as `submit`, and return the reply's data.
+
+        Raises:
+            CleaveError: if the server refuses the request or the connection is lost.
+        """
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:

@@ -49,7 +49,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """Return the operator URL of the server that `ask` finds; raise CleaveError if none runs."""
+    """Return the operator URL that `ask` would use; raise CleaveError if no server is running."""
     url = _find(server, data)
     if not url:
         raise CleaveError("no server runs here; start one with `cleave serve`")
@@ -57,7 +57,7 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the operator URL of this machine's server; empty if no server uses its data folder."""
+    """Return the operator URL of the server on this machine; empty if no server is running."""
     from cleave.server.store import data_folder
 
     named = os.environ.get("CLEAVE_DATA", "")
@@ -66,7 +66,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return `server` if given, else the URL of the server that uses `data`; empty if none runs."""
+    """Return `server` or, if empty, the URL of the server that uses `data`; empty if none runs."""
     from cleave.server.store import data_folder
 
     if server:
@@ -113,7 +113,7 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 def say_decided(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print that a decision about a device or code holds, as JSON or as `text`."""
+    """Print the outcome of a change to a device or join code, as JSON (`answer`) or as `text`."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

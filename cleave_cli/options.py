@@ -34,7 +34,7 @@ def need_train_extra(command: str, *more: str) -> None:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert a ValueError in the `with` block, such as one from `profiles`, to a UsageError."""
+    """Convert a ValueError from the `with` block to a UsageError."""
     try:
         yield
     except ValueError as error:
@@ -43,7 +43,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextmanager
 def writes(path: Path) -> Iterator[None]:
-    """Convert an error while writing the file `path` to a UsageError."""
+    """Raise UsageError if the `with` block fails to write the file `path`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ class GroupedCommands(TyperGroup):
 
 
 def few_options(common: Set[str]) -> type[TyperCommand]:
-    """Return a command class whose `--help` lists only `common`; `--help-all` lists all options."""
+    """Return a command class with `common` options in `--help` and all options in `--help-all`."""
 
     class FewOptions(TyperCommand):
         def format_options(self, ctx: Any, formatter: Any) -> None:

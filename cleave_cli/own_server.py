@@ -26,7 +26,7 @@ _MOST_BYTES = 4 * 10**9  # memory that the measured device offers; exceeds the l
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running temporary server. Devices join at `url`; `operator_url` is for other commands."""
+    """A running temporary server. Devices join at `url`; `cleave train` uses `operator_url`."""
 
     url: str
     operator_url: str
@@ -65,7 +65,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
 
 @contextmanager
 def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run `count` processes of `cleave join` with `options` until the `with` block ends."""
+    """Run `count` processes of `cleave join` until the `with` block ends; yield the processes."""
     from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines
@@ -86,7 +86,7 @@ def own_devices(url: str, count: int, *options: str) -> Iterator[list[subprocess
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Yield a tile timer for a new `cleave join` process. 0 `threads` means one per core."""
+    """Yield a tile timer for a new `cleave join` process with `threads` threads (0: all cores)."""
     import numpy as np
 
     from cleave.machine.sensors import total_memory_bytes

@@ -44,7 +44,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step without devices and by each permitted method, and choose a method."""
+        """Forecast a step without devices and by each method that `method` allows; choose one."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -57,7 +57,7 @@ class PlanQuestion:
     def with_own_device_s(self, found: MethodChoice) -> float | None:
         """Return the step time by stages, in seconds, if this machine is also a device.
 
-        The result is None if stages are not chosen, or if this device is not worthwhile.
+        The result is None if stages are not chosen, or if this device would save too little time.
         """
         stages = found.considered.stages
         if stages is None:
@@ -67,7 +67,7 @@ class PlanQuestion:
         return forecaster.with_own_device(self.in_fp32, stages, memory_bytes)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages. If it is impossible, `Forecast.refused` gives the reason."""
+        """Forecast a step by stages. If impossible, `Forecast.refused` gives the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
@@ -87,7 +87,7 @@ class PlanQuestion:
 
 
 def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> PsCompute:
-    """Return the speed of a server with `--ps-gflops`; if it is 0, measure this machine's."""
+    """Return the speed of a server with `gflops` GFLOP/s; if 0, measure this machine's speed."""
     if gflops:
         return sizes.server(gflops * 1e9, card)
     from cleave.arrays import DType
@@ -99,7 +99,7 @@ def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> Ps
 
 
 def alone_by_dtype(question: PlanQuestion) -> dict[str, float]:
-    """Return the step time of this machine alone in fp32 and in bf16, in seconds."""
+    """Return the step time in seconds of this machine alone, by dtype (fp32 and bf16)."""
     card, found = question.ps.rates or PsRates(), dict[str, float]()
     for dtype in ("fp32", "bf16"):
         ps = question.ps if dtype == question.dtype else server_of(question.sizes, 0.0, dtype, card)
@@ -119,7 +119,10 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return a fleet's devices, with throughputs in `dtype`. A share of `stragglers` is slowed."""
+    """Return a fleet's devices, with throughputs in `dtype`.
+
+    `stragglers` is the share of devices that are slowed down.
+    """
     with usage_errors():
         return find_fleet(fleet, stragglers, dtype=dtype)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """The two functions that measure the energy of a run.
+    """Two functions that measure the energy of a run.
 
     `sample` reads this machine's energy counters and must be called before they overflow. `record`
     takes the energy of each server's emulated devices and returns the energy record of the run.
@@ -38,7 +38,7 @@ class RunMeasured:
 
 
 def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured:
-    """Meter the energy of this machine and of joined devices until `open_here` is closed."""
+    """Start metering this machine and joined devices; stop when `open_here` is closed."""
     from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter, OwnPower
@@ -50,7 +50,10 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Meter a run with emulated devices. Server energy is unknown unless `on_one_machine`."""
+    """Start metering a run with emulated devices.
+
+    The energy of the servers is known only if `on_one_machine`.
+    """
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter
 
@@ -67,7 +70,7 @@ def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFleets:
-    """Creates each server's emulated fleet: server i of n gets devices i, i + n, i + 2n, ..."""
+    """Creates each server's emulated fleet. Server i of n gets devices i, i + n, i + 2n, ..."""
 
     members: Sequence[FleetDevice]
     seed: int

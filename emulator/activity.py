@@ -26,7 +26,7 @@ class Transfer:
     Attributes:
         at_s: time when the sender queued the message on the link.
         device: number of the device at the end of the link.
-        nbytes: size of the encoded message, after any compression.
+        nbytes: size in bytes of the encoded message, after any compression.
         begin_s, end_s: times when the first byte and the last byte leave the sender.
         arrives_s: time when the last byte arrives at the receiver.
     """

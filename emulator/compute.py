@@ -10,7 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """Model of one device's processor. Orders run in sequence; the last order ends at `free_s`."""
+    """Model of a device's processor. Orders run in sequence, and the last one ends at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 
@@ -35,9 +35,9 @@ class EmulatedProcessor:
         return begin_s, self.free_s
 
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
-        """Return the time of a multiplication in seconds on a cool device without other load.
+        """Return the seconds that a multiplication takes on a cool device without other load.
 
-        The operands are then marked as used, because only the first use of an operand takes longer.
+        Also mark the operands as used, because only the first use of an operand takes longer.
         `woken` is True if the processor was idle before this order.
         """
         model = self._device.compute

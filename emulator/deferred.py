@@ -2,8 +2,8 @@
 
 In virtual time, a device returns a `DeferredProduct` instead of a block. When the GEMM is complete,
 all blocks of a tile are computed in one multiplication, directly into the output matrix. Computing
-each block separately would take 2 to 6 times as long. The result equals the result of a device
-that multiplies its tile in one call.
+each block separately would take 2 to 6 times as long. The result equals that of a device which
+multiplies its tile in one call.
 """
 
 from __future__ import annotations

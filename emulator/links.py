@@ -1,9 +1,9 @@
-"""Emulated links: one link for each direction of a device, and bottlenecks that links share.
+"""Emulated links, one per direction of each device, and bottlenecks that several links share.
 
 A link sends one message at a time. A message arrives one latency after its last byte is sent.
 Drift multiplies the rate by exp(sigma x - sigma^2/2), where x is fractional Gaussian noise. Jitter
-adds to the latency and never reorders messages. With packet loss p, a TCP connection reaches at
-most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a fraction p of its packets twice.
+adds to the latency and never reorders messages. If a fraction p of the packets is lost, a TCP
+connection reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997) and resends these packets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIECE_BYTES: Final = 2**18  # a message crosses a shared bottleneck in pieces of
 
 
 class FractionalNoise:
-    """Fractional Gaussian noise of unit variance. Read the values in order of their indices.
+    """Fractional Gaussian noise with unit variance. Read the values in ascending index order.
 
     Each block of 1024 values is drawn independently by circulant embedding, an exact method (Davies
     and Harte 1987). `hurst` is the Hurst exponent, from 0.5 (white noise) to 1.
@@ -54,7 +54,7 @@ class FractionalNoise:
 
 @dataclass(slots=True)
 class Shared:
-    """One direction of a shared bottleneck, which transmits one message at a time."""
+    """One direction of a shared bottleneck. Bytes pass in the order in which they are queued."""
 
     bytes_per_s: float
     free_s: float = 0.0
@@ -66,7 +66,7 @@ class Shared:
 
 
 class SharedLines:
-    """The shared bottlenecks of a fleet. `card` is the PS's network card; None for no limit."""
+    """The shared bottlenecks of a fleet. `card` models the PS's network card; None for no limit."""
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
         self._lines: dict[str, tuple[Shared, Shared]] = {}
@@ -84,10 +84,10 @@ class SharedLines:
 
 @dataclass(slots=True)
 class Departure:
-    """A message that is sent in pieces over shared bottlenecks.
+    """A message that a link sends in pieces over shared bottlenecks.
 
-    When the last piece is sent, `left` is called with the times at which the first byte and the
-    last byte leave.
+    When the last piece is sent, `left` is called with the times in seconds at which the first and
+    last bytes of the message leave the sender.
     """
 
     left_bytes: int
@@ -95,7 +95,7 @@ class Departure:
     begin_s: float | None = None
 
     def depart(self, link: Link, now_s: float) -> bool:
-        """Send the next piece of the message; return True if no bytes remain."""
+        """Send the next piece of the message over `link`; return True if no bytes remain."""
         piece = min(PIECE_BYTES, self.left_bytes)
         begin_s, end_s = link.occupy(now_s, piece)
         self.left_bytes -= piece
@@ -118,8 +118,8 @@ class Link:
         noise: fractional Gaussian noise of the drift; None for a constant rate.
         free_s: time at which all queued bytes have been sent.
         arrived_s: latest arrival time so far, if the link has jitter.
-        shared: bottlenecks on the path. With a bottleneck, the caller sends a message in pieces of
-            `PIECE_BYTES`, because a whole message would block the messages of other devices.
+        shared: bottlenecks on the path. With a bottleneck, the caller sends each message in pieces
+            of `PIECE_BYTES`, so that a long message does not block other devices' messages.
         queue: messages to send on a link with bottlenecks; the first message is being sent.
     """
 
@@ -136,7 +136,10 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message; return the times (s) of its first byte, its last byte and its arrival."""
+        """Send a message; return its begin, end and arrival times in seconds.
+
+        The first byte leaves at the begin time, and the last byte leaves at the end time.
+        """
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 

@@ -1,8 +1,9 @@
 """Emulated devices that join a running parameter server and work in real time.
 
-An emulated device runs the same session as `cleave join`. Two wrappers delay each message and each
-result until the modelled link or processor would have finished. The server cannot distinguish an
-emulated device from a phone. Emulated time is this machine's time multiplied by a speed factor.
+An emulated device runs the same session as `cleave join`. One wrapper delays each message until
+the modelled link would have delivered it. Another wrapper delays each result until the modelled
+processor would have computed it. The server handles emulated devices in the same way as real
+devices. Emulated time is this machine's time multiplied by a speed factor.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ AHEAD_S: Final = 0.5  # reading pauses while the modelled downlink is further be
 
 
 class Clock:
-    """Counts emulated seconds since its creation: event-loop time multiplied by `speed`."""
+    """A clock that starts at 0 s and runs `speed` times as fast as the event loop's clock."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,9 +76,10 @@ class Clock:
 
 @dataclass(slots=True)
 class Lateness:
-    """Lateness of all emulated devices' results, except the results of the server's probes.
+    """Lateness of the results of all emulated devices. Results of server probes do not count.
 
-    `late` counts results that were more than `LATE_S` late. Times are in emulated seconds.
+    `answers` counts all results, and `late` counts results that were more than `LATE_S` late.
+    `worst_s` is the maximum lateness. Times are in emulated seconds.
     """
 
     answers: int = 0
@@ -94,10 +96,10 @@ class Lateness:
 class PacedConnection:
     """A connection that delays messages as a modelled link would.
 
-    It reads each incoming message early and returns the message at the modelled arrival time. It
-    writes each outgoing message at the modelled arrival time, so the latency is counted only once.
-    Over a real link, the server would receive a long message byte by byte. Heartbeats stand in for
-    these bytes.
+    It reads each incoming message early but returns the message at the modelled arrival time. It
+    writes each outgoing message to the real connection at the modelled arrival time. Until then,
+    the server receives no part of the message. While the modelled link sends a long result, the
+    connection therefore sends heartbeats.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class PacedConnection:
         return data
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Send a message; when the modelled uplink has sent it, return its size in bytes."""
+        """Send a message; wait until the modelled uplink has sent it; return its size in bytes."""
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
@@ -211,7 +213,7 @@ class PacedConnection:
 
 @dataclass(slots=True)
 class PacedComputer:
-    """A `Computer` that returns results (zeros without a backend) at their modelled times."""
+    """A `Computer` that returns results (zeros without a backend) at the modelled times."""
 
     processor: EmulatedProcessor
     backend: MatmulBackend | None
@@ -275,8 +277,8 @@ _ASKING_AT_ONCE: Final = 8  # concurrent handshakes; fewer than the refusals tha
 class RealTimeCounters:
     """Counters of a real-time fleet since its start.
 
-    `connected` counts the current sessions, `joined` the sessions that have begun, and `left` the
-    sessions that have ended. `done` is the total of the blocks, FLOPs and bytes of all sessions.
+    `connected` counts the current sessions, `joined` all sessions that have begun, and `left` all
+    sessions that have ended. `done` contains the total work of all sessions.
     """
 
     connected: int = 0
@@ -287,7 +289,11 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Let this process open files for `devices` devices. Raises UsageError above the hard limit."""
+    """Ensure that this process may open enough file descriptors for `devices` devices.
+
+    Raises:
+        UsageError: if the hard limit on file descriptors is too low.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -311,7 +317,7 @@ class _Session(DeviceSession):
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return 0 to reconnect at once; None (never) after a `bye` that names no new server."""
+        """Return 0 to reconnect at once, or None (never) after a `bye` that names no new server."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
@@ -321,16 +327,19 @@ class _Session(DeviceSession):
 
 
 class RealTimeFleet:
-    """Emulated devices that join a server and work at the speed of the modelled devices.
+    """Emulated devices that join a server and work at modelled speeds.
 
     Args:
+        devices: models of the devices to emulate.
         target: join URL of the server.
         backend: executes the matrix multiplications of all devices; None to return zeros.
         speed: emulated seconds per real second. Observers receive emulated times.
-        seed, start_hour: as for `emulator.virtual.emulated`.
+        seed: random seed for jitter, drift, reconnect delays and the devices' availability.
+        start_hour: hour of the day at emulated time 0, for devices with daily presence hours.
         threads: number of threads that execute matrix multiplications.
 
     Attributes:
+        observers: functions that the fleet calls with every activity of every device.
         notes: number of failed joins and lost connections for each reason.
     """
 
@@ -391,7 +400,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device, which reconnects until it gets a `bye` or a permanent refusal."""
+        """Run one device, which reconnects until it receives a `bye` or a permanent refusal."""
         stays = device.availability
 
         def say(notice: Notice) -> None:
@@ -419,7 +428,7 @@ class RealTimeFleet:
             self.notes[str(error)] += 1
 
     def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
-        """Return a function that reports whether the device is present now, and until when."""
+        """Return a function that reports whether the device is present, and when that changes."""
         rng = random.Random(f"{self._seed} presence {number} {device.name}")
         presences = stays.presences(rng, self._start_hour)
         stay = next(presences)

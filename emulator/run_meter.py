@@ -1,4 +1,4 @@
-"""Meters that measure the usage of a run's emulated devices and the energy of this machine."""
+"""Meters for the usage of a run's emulated devices and for the energy that this machine uses."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class _Sums:
 
 
 class FleetMeter:
-    """Observer that sums connected, compute and radio time and traffic of emulated devices.
+    """Observer that totals the connected, compute and radio times and traffic of a fleet.
 
     Args:
         profiles: maps a device name to the name of the device's profile.
         here: maps the ID of each device that is connected at `now_s` to the device's name.
+        now_s: start of the measurement in virtual seconds.
         active_power_w: maps a device name to the device's active power in watts, if known.
     """
 
@@ -105,7 +106,10 @@ class FleetMeter:
 
 
 class RunMeter:
-    """Measures this machine's energy and, with a `runtime`, the usage of its emulated fleet."""
+    """Measures the energy that this machine uses.
+
+    With a `runtime`, it also measures the usage of the runtime's emulated devices.
+    """
 
     def __init__(
         self,
@@ -126,11 +130,11 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Read the energy counters. No counter may overflow more than once between two calls."""
+        """Read the energy counters. Between two calls, no counter may overflow more than once."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """Return the energy, the fleet's usage and the durations since the meter was created."""
+        """Return the energy, the fleet's usage and the time since the creation of the meter."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

@@ -55,7 +55,7 @@ class SizedModel:
     """A model and a batch whose arrays have sizes but no elements.
 
     Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step,
-    so devices do not receive them again.
+    so the PS does not resend them.
 
     Args:
         rows: number of sequences in the batch.
@@ -97,7 +97,7 @@ class SizedModel:
         self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
-        """Return the planner's cost model of the layers and the batch."""
+        """Return the planner's cost model for the layers and the batch."""
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
@@ -175,7 +175,7 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return a parameter's array. For a quantized parameter, it holds codes and scales."""
+        """Return a parameter's array. A quantized parameter's array contains codes and scales."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
@@ -212,7 +212,7 @@ class SizedModel:
 
 
 def _names(parameters: Sequence[Parameter]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of all parameters, of old gradient sums, and of new gradient sums."""
+    """Return the names of the parameters, the old gradient sums, and the new gradient sums."""
     trained = [one.name for one in parameters if one.trained]
     every = [names.parameter(one.name) for one in parameters]
     return every, list(map(names.total, trained)), list(map(names.new_total, trained))
@@ -322,7 +322,7 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Observer that records each device's peak memory and the size of a step's results."""
+    """Observer that records each device's peak memory and the total size of a step's results."""
 
     most_bytes: dict[int, int] = field(default_factory=dict)
     fetched_bytes: int = 0
@@ -359,7 +359,7 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Result of `emulate_stages`. `alone_s`: predicted time (s) of a step without devices."""
+    """Result of `emulate_stages`. `alone_s` is the predicted time (s) of a step on the PS alone."""
 
     model: StageModel
     plan: StagePlan
@@ -369,7 +369,7 @@ class EmulatedStages:
 
     @property
     def step_s(self) -> float:
-        """Return the virtual time of the last step in seconds, including the optimizer step."""
+        """Return the duration of the last step in virtual seconds, including the optimizer step."""
         return self.steps[-1].seconds + self.ps.optimizer_s
 
 
@@ -391,9 +391,12 @@ def emulate_stages(
     Args:
         rows: number of sequences in the batch.
         members: devices of the fleet, with their fp32 throughput, because graphs run in fp32.
-        ps: speed of the PS, for its part of a step and for a step without devices.
+        ps: speed of the PS, used for the PS's part of a step and for a step without devices.
         dtype: dtype of parameters, activations and gradients in messages.
-        coding, seed: as for `emulator.virtual.emulated`.
+        steps: number of steps to emulate.
+        coding: links on which payloads count as compressed, as for `cleave serve --coding`.
+        seed: random seed for jitter, drift and the devices' availability.
+        observers: functions that are called with every activity of every device.
 
     Raises:
         PlanError: if the devices cannot run the model in stages, for example because they lack

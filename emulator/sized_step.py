@@ -34,7 +34,7 @@ _DeviceMoment = tuple[int, int, DeviceCounters]  # blocks, FLOPs, and the sessio
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A snapshot of all values that a group of GEMMs changes on an idle fleet."""
+    """A snapshot, taken while the fleet is idle, of all values that a group of GEMMs changes."""
 
     now_s: float
     events: int
@@ -72,8 +72,8 @@ class _Moment:
 class Timelines:
     """Emulates groups of GEMMs on a virtual fleet, or replays their recorded timelines.
 
-    A timeline (elapsed time and counters) is replayed only if the replay is exact: no device
-    behaves randomly, and all messages would have the recorded sizes.
+    A timeline (elapsed time and counters) is replayed only if the replay is exact. No device may
+    behave randomly, and all messages must have the recorded sizes.
     """
 
     def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
@@ -101,14 +101,14 @@ class Timelines:
             self._recorded[key, epoch] = begin, _Moment.of(runtime)
 
     def _repeatable(self) -> bool:
-        """Return True if reuse is on, no device behaves randomly, and no observer is registered."""
+        """Return True if reuse is on, all devices are steady, and no observer is registered."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False
         return all(d.profile.steady for d in runtime.devices.values())
 
     def _fits(self, begin: _Moment, end: _Moment) -> bool:
-        """Return True if no event is due during the replay, and encoded IDs keep their sizes."""
+        """Return True if no event is due during the replay, and IDs have the recorded sizes."""
         runtime, names = self._runtime, self._runtime.manager.scheduler.names
         if runtime.next_event_s <= runtime.now_s + end.now_s - begin.now_s:
             return False
@@ -160,7 +160,7 @@ class SizedStep:
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
     """Return the time in seconds that the server spends on attention in a step by tiles.
 
-    As in `cleave plan`, it is the time of a step without devices, minus the time that the server
+    As in `cleave plan`, this is the time of a step without devices, minus the time that the server
     would need for the devices' GEMMs. `flops_per_s` is the throughput of the server.
     """
     model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
@@ -175,7 +175,7 @@ class SizedStepper:
         fleet: a fleet from `emulated(..., compute=False)`.
         tokens: number of tokens in the batch (sequences times sequence length).
         reuse: True to replay recorded timelines for groups of Linears with equal shapes. Ignored on
-            fleets of up to `RESIDENCY_DEVICES` devices, which reuse the arrays that they hold.
+            fleets of up to `RESIDENCY_DEVICES` devices, which keep operands between groups.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class SizedStepper:
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Emulate both passes. `progress` gets the number of finished groups and of all groups."""
+        """Emulate both passes of a step. `progress` receives finished and total group counts."""
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
@@ -268,7 +268,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return the operand of a matrix. It is shared until the matrix's group or pass ends."""
+        """Return a matrix's operand, and store it in `_kept` so that other GEMMs can share it."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

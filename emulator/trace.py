@@ -27,7 +27,7 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects the first `limit` activities for a Trace Event Format file; counts the rest."""
+    """Collects the first `limit` activities for a Trace Event Format file, and counts the rest."""
 
     def __init__(self, limit: int = 2_000_000) -> None:
         self.left_out = 0

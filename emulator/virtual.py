@@ -1,8 +1,8 @@
 """Emulate a fleet in virtual time: one event heap drives the real scheduler and device cores.
 
-Only links, processors, and when devices join and leave are modelled. The clock advances only while
-the caller waits or reports local work. Threads may share a fleet, but only one thread at a time
-advances the clock. Payloads are not compressed. Instead, their sizes are multiplied by typical
+Only the links, the processors and the devices' availability are modelled. The clock advances only
+while the caller waits or reports local work. Threads may share a fleet, but only one thread at a
+time advances the clock. Payloads are not compressed. Instead, their sizes are multiplied by typical
 compression ratios (`cleave.planner.coding`).
 """
 
@@ -80,7 +80,7 @@ _Result = TypeVar("_Result")
 def _alone(
     method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
 ) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
-    """Wrap a method so that it holds the runtime's lock, because it may advance the clock."""
+    """Wrap a method that may advance the clock, so that each call holds the runtime's lock."""
 
     @wraps(method)
     def alone(
@@ -104,12 +104,18 @@ class _VirtualDevice:
 
 
 class VirtualRuntime(Runtime):
-    """A runtime in virtual time, with modelled links. `emulated` returns a fleet on this runtime.
+    """A runtime in virtual time, with modelled links. `emulated` returns a fleet that uses it.
 
     Args:
         profiles: the devices to emulate.
         backend: executes the matrix multiplications of all devices; None to compute nothing.
-        ps, seed, start_hour, verify, coding: as for `emulated`.
+        arithmetic: how matrix multiplications are computed.
+        ps: rates of the server's network card and event loop; None for an unlimited card and
+            processing that takes no time.
+        seed: random seed for jitter, drift and the devices' availability.
+        start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
+        verify: which results to check, as for `cleave serve --verify`.
+        coding: links on which payloads count as compressed, as for `cleave serve --coding`.
         observe: True to plan with observed rates; False to plan reproducibly with stated rates.
 
     Attributes:
@@ -192,7 +198,7 @@ class VirtualRuntime(Runtime):
     def _expect(
         self, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
-        """Let the device join in its next presence period, at once if the period has begun."""
+        """Let a device join at the start of its next presence period, or now if that has passed."""
         presence = next(presences, None)
         if presence is None:
             return
@@ -277,7 +283,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Process events until a GEMM is done or the timeout expires; return True if it is done.
+        """Process events until a GEMM is done; return False if the timeout expires first.
 
         Raises FleetError if the GEMM cannot finish. The timeout is in virtual seconds.
         """
@@ -329,7 +335,14 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Give the current step an array that the caller computed; see `StageStep.give`."""
+        """Pass an array that the caller computed for a micro-batch to the current step.
+
+        Args:
+            batch: number of the micro-batch.
+            made: a gradient, a stage input or a log-sum-exp; see `StageStep.give`.
+            after: number of the stage before the PS's own layers; None if these layers did not
+                compute the array.
+        """
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
@@ -339,7 +352,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Process events until the step has an outcome, then return it; None after a timeout.
+        """Process events until the step has an outcome; return it, or None after a timeout.
 
         Raises FleetError if no events remain, because no device is left and none will join. The
         timeout is in virtual seconds.
@@ -369,7 +382,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
-        """Send new weights, between two steps by stages, to the devices that hold the old ones."""
+        """Between steps by stages, send new weights to the devices that have the old weights."""
         self.execute(self.manager.renew(arrays, self.now_s))
 
     @_alone
@@ -396,7 +409,7 @@ class VirtualRuntime(Runtime):
         self.manager.unbind(operand)
 
     def add(self, counters: FleetCounters) -> None:
-        """Add the counters of GEMMs that were replayed from a timeline (`emulator.sized_step`)."""
+        """Add the counters of replayed GEMMs (`emulator.sized_step`) to the runtime's counters."""
         # The scheduler itself counts `blocks`, `reissued` and `late`. A replay does not wait.
         self._counters += replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
 
@@ -465,7 +478,7 @@ class VirtualRuntime(Runtime):
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """Mark a GEMM as done. First finish its output, unless `error` says why it failed."""
+        """Mark a GEMM as done. If `error` is empty (no failure), finish its output first."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -522,7 +535,11 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule a message's arrival. `times_s`: first byte sent, last byte sent, arrival."""
+        """Schedule the arrival of a message.
+
+        `times_s` contains the times at which the first byte leaves, the last byte leaves, and the
+        last byte arrives.
+        """
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
         heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
@@ -607,7 +624,7 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 
 
 def coding_saves(message: messages.Put | messages.Result) -> int:
-    """Estimate from dtype and size how many bytes the compression of a message saves."""
+    """Estimate how many bytes compression saves for a message, based on its dtype and size."""
     nbytes = payload_bytes(message.payload)
     if nbytes < CODED_LEAST_BYTES:
         return 0
@@ -615,7 +632,7 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return a device's `hello`. It states the link rates, so the PS does not measure them."""
+    """Return a device's `hello` message, which states link rates that the PS need not measure."""
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,
@@ -652,7 +669,7 @@ def emulated(
         backend: backend for matrix multiplications; None for torch if it is installed, else NumPy.
         whole_tiles: True to multiply once per tile, after a GEMM is complete; False to multiply
             once per block, as a real device does.
-        compute: False to emulate only the sizes of results; no results are computed.
+        compute: False to emulate only the sizes of results, without computing any results.
         ps: rates of the server's network card and event loop; None for an unlimited card and
             processing that takes no time.
         seed: random seed for jitter, drift and the devices' availability.

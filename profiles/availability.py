@@ -27,7 +27,7 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period of availability, in seconds. `to_s` is infinite if the period never ends."""
+    """Start and end times (s) of a period of availability. `to_s` is infinite if it never ends."""
 
     from_s: float
     to_s: float
@@ -91,7 +91,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
         """Yield the device's periods of availability in order, starting at time zero.
 
-        A period that never ends is the last. If all periods end, the iterator is infinite. Time
+        A period that never ends is the last. If every period ends, the iterator is infinite. Time
         zero falls into a session or a gap with probabilities proportional to their mean lengths.
         The first session or gap has a full random length, as if it began at time zero.
 

@@ -36,7 +36,7 @@ class DeviceKind(Enum):
 
     @classmethod
     def named(cls, word: str) -> DeviceKind | None:
-        """Return the kind whose value is `word`, such as "phone"; None if there is no such kind."""
+        """Return the kind whose value is `word`, such as "phone", or None if no kind has it."""
         return next((kind for kind in cls if kind.value == word), None)
 
 
@@ -136,8 +136,8 @@ class ComputeProfile(_Table, frozen=True):
         flops_per_s: throughput for large matrices, before the device slows down from heat.
         models: maps a layout to its fitted performance model. If empty, the throughput is
             `flops_per_s` for every shape.
-        samples: timed tiles: rows, columns and depth of a block, layout, seconds per block, and
-            strips per side of the tile.
+        samples: timed tiles, each as (rows, columns and depth of a block, layout, seconds per
+            block, strips per side of the tile).
         fits: maps a layout to the prediction error of its model on held-out samples.
     """
 
@@ -168,7 +168,7 @@ class MemoryProfile(_Table, frozen=True):
 
 
 class Sustained(_Table, frozen=True):
-    """A device's throughput over minutes under load.
+    """A device's throughput under a load of several minutes.
 
     Each series is a sequence of pairs (seconds since the start, value), and is empty if the system
     does not report the value.
@@ -218,7 +218,7 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The machine, backend (`executor`) and backend threads with which a profile was measured."""
+    """The machine and the backend (`executor`, on `threads` threads) that measured a profile."""
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -237,7 +237,7 @@ class DeviceProfile(_Table, frozen=True):
         compute: maps a dtype in `DTYPES` to matrix multiplication figures. `bf16>fp32` stands for
             bf16 inputs with an fp32 result.
         year: year of release; 0 if unknown.
-        graphs: throughput of layers as graphs; None means the throughput of multiplications.
+        graphs: throughput of layers that run as graphs; None means the same as in `compute`.
         link: network link of the device; None if the fleet file defines the network.
         contention: slowdown factors of a tile when 1, 2, ... single-threaded processes multiply
             concurrently; empty if unknown.
@@ -272,7 +272,7 @@ class DeviceProfile(_Table, frozen=True):
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Return the performance models; a dtype without models gets a constant throughput."""
+        """Return a model of tile times. Dtypes without fitted models have a constant throughput."""
         return ComputeModel(
             {
                 (dtype, layout): model

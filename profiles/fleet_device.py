@@ -37,7 +37,7 @@ class FleetDevice:
     """A device of a fleet: its compute and link rates, and how these rates vary over time.
 
     Attributes:
-        flops_per_s: matrix multiplication throughput that the device reports.
+        flops_per_s: matrix multiplication throughput, including the share that the owner uses.
         downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
         latency_s: one-way latency of the link.
         memory_bytes: memory that the device offers.
@@ -45,9 +45,9 @@ class FleetDevice:
         profile: name of the underlying device profile; empty if the device has none.
         compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.
         thermal: model of the slowdown under load; None means no slowdown.
-        graph_flops_per_s: throughput for layers as graphs; None means `flops_per_s`.
+        graph_flops_per_s: throughput for layers that run as graphs; None means `flops_per_s`.
         load: share of the throughput that the device's owner uses, below 1.
-        jitter_s: mean of a message's exponentially distributed delay in addition to `latency_s`.
+        jitter_s: mean of the exponentially distributed delay that is added to `latency_s`.
         drift_sigma: standard deviation of the logarithm of the drifting link rates.
         drift_hurst: Hurst exponent of the drift. 0.5 is white noise; values near 1 are very
             persistent.
@@ -105,14 +105,14 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """Return the device's downlink rate if all devices on a shared line download at once."""
+        """Return the downlink rate (bytes/s) if all devices on the shared line download at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
 
     @property
     def stated_uplink_bytes_per_s(self) -> float:
-        """Return the device's uplink rate if all devices on a shared line upload at once."""
+        """Return the uplink rate (bytes/s) if all devices on the shared line upload at once."""
         line = self.bottleneck
         share = line.uplink_bytes_per_s / line.devices if line else math.inf
         return min(self.uplink_bytes_per_s, share)
@@ -129,6 +129,6 @@ class FleetDevice:
 
     @property
     def steady(self) -> bool:
-        """Return True if the device is always available, without jitter, drift or throttling."""
+        """Return True if the device is always available and has no jitter, drift or throttling."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

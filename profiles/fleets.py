@@ -46,17 +46,17 @@ _LEAST_S, _MOST_S = 0.1, 1e9  # range that `Durations` accepts
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
-    """Return the fleet of the Cleave paper, `paper-N` (docs/emulation.md).
+    """Return the Cleave paper's fleet `paper-N` with N = `devices` (docs/emulation.md).
 
     Devices are in the laptop class, and their links have no latency. `numpy.random.default_rng(42)`
     draws four vectors of N uniform values in this order: compute of 5-7 TFLOP/s, uplink of 5-10
     MB/s, downlink of 10-100 MB/s, and memory of 1-3 GB. It then draws the stragglers.
 
     Args:
-        stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
+        stragglers: share (0 to 1) of devices whose compute and link rates are divided by ten.
 
     Raises:
-        ValueError: if `devices` is not in 1 to `MAX_DEVICES`, or `stragglers` is not in 0 to 1.
+        ValueError: if `devices` is not from 1 to `MAX_DEVICES`, or `stragglers` not from 0 to 1.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -115,10 +115,10 @@ def find_fleet(
     Args:
         name_or_file: built-in name with a size (`paper-256`, `home-mix-500`), built-in name without
             a size, or path of a TOML file.
-        stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
+        stragglers: share (0 to 1) of devices whose compute and link rates are divided by ten.
         devices: number of devices, divided among the groups of a fleet file in proportion to their
             counts. None means the size in the name or the counts in the file.
-        dtype: dtype for which each device reports its throughput.
+        dtype: dtype to which the `flops_per_s` of each device applies.
         seed: seed for the draws of links and stragglers. The fleet `paper` always uses 42.
 
     Raises:
@@ -160,14 +160,14 @@ def find_fleet(
 
 
 def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
-    """Return copies of the devices that join and leave according to `churn`.
+    """Return copies of the fleet's devices with the availability that `churn` describes.
 
     Args:
         churn: library name of an availability (`volunteer`), path of a TOML file, or mean lengths
             in seconds of exponentially distributed sessions and gaps, such as `600:120`.
 
     Raises:
-        ValueError: if `churn` is in none of these forms, or the TOML file is invalid.
+        ValueError: if `churn` has none of these forms, or the TOML file is invalid.
     """
     if churn.endswith(".toml") or churn in availability_names():
         availability = load_availability(churn).availability
@@ -259,7 +259,13 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_fleet(
     file: Path | Traversable, where: str, devices: int | None, dtype: str, seed: int
 ) -> list[FleetDevice]:
-    """Read a fleet file, named `where` in error messages, and draw its devices (see `find_fleet`).
+    """Read a fleet file and draw its devices.
+
+    Args:
+        where: name of the file in error messages.
+        devices: number of devices; None to use the counts in the file.
+        dtype: dtype to which the `flops_per_s` of each device applies.
+        seed: seed for the draws of links and stragglers.
 
     Raises:
         ValueError: if the file is unreadable, has no devices, or has an unknown key or an
@@ -407,7 +413,7 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """Return the keyword arguments for `FleetDevice` from a profile, except the name and the link.
+    """Return a profile's keyword arguments for `FleetDevice`, without the name and the link rates.
 
     `dtype` is the dtype of `flops_per_s`. If the profile lacks this dtype, `ComputeModel.model`
     chooses a replacement.
@@ -449,7 +455,7 @@ def _link(network: Any, place: str) -> LinkProfile:
 
 
 def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
-    """Load a library entry by name or file. Error messages name the group (`place`)."""
+    """Load a library entry by name or file. `place` is the group's name in error messages."""
     try:
         if not isinstance(value, str) or not value:
             raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")

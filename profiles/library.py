@@ -220,7 +220,7 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class NamedLink(_Named, frozen=True, kw_only=True):
-    """A network. `link` holds the quantiles from which the links of devices are drawn."""
+    """A network. `link` contains the quantiles from which the links of devices are drawn."""
 
     link: LinkProfile
 
@@ -232,7 +232,7 @@ class NamedAvailability(_Named, frozen=True, kw_only=True):
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of embodied carbon by profile name. The file is separate because of its licence."""
+    """Schema of a file that lists embodied carbon by profile name. The file has its own licence."""
 
     attribution: Text
     licence: Text
@@ -341,7 +341,7 @@ SLACK_S = 30.0  # maximum time by which energy reports may be ahead of the PS's 
 
 
 def most_w(profile: str) -> float:
-    """Return a device's maximum plausible power in watts; for an unknown profile, a desktop's."""
+    """Return a device's maximum plausible power in watts. Unknown profiles count as desktops."""
     return _by_profile().get(profile, _STRANGER_W)
 
 

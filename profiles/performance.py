@@ -1,4 +1,4 @@
-"""Performance models, which predict a device's tile times, and the code that fits them to samples.
+"""Performance models that predict a device's tile times, and code that fits the models to samples.
 
 A model predicts the time to multiply an a x c matrix by a c x b matrix in one storage layout:
 
@@ -51,7 +51,7 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns and depth of the block.
-        seconds: mean time per block in seconds (the median of several measurements).
+        seconds: tile time divided by the number of blocks (the median of several measurements).
         strips: strips per side of the measured tile, which consists of strips x strips blocks. The
             device was idle before the tile, and all strips had just arrived.
     """
@@ -100,7 +100,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float) -> PerformanceModel:
-        """Return a model for a constant throughput: FLOPs / `flops_per_s` seconds."""
+        """Return a model that predicts FLOPs / `flops_per_s` seconds, a constant throughput."""
         return cls(0.0, 2 / flops_per_s)
 
     @property
@@ -123,7 +123,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             a, b, c: rows, columns and depth.
             fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0. For
                 the mean of several multiplications, give a share between 0 and 1.
-            woken: 1 if the device has been idle, else 0, or a share.
+            woken: 1 if the device has been idle, else 0. For a mean, give a share.
         """
         total = self.startup_s + self.volume_s * a * b * c
         left_s = self.left_s + fresh_left * self.fresh_left_s
@@ -229,8 +229,8 @@ class ComputeModel:
     """The performance models of one device, for several dtypes and layouts.
 
     Args:
-        models: maps a pair of dtype and layout to a model. The dtype is a dtype name of the
-            protocol, or has the form `bf16>fp32` if operands and result differ in dtype.
+        models: maps a pair of dtype and layout to a model. The dtype is a protocol dtype name, or
+            has the form `bf16>fp32` if operands and result differ in dtype.
 
     Raises:
         ValueError: if `models` is empty.
@@ -257,7 +257,8 @@ class ComputeModel:
         """Predict the time in seconds to multiply an a x c matrix by a c x b matrix.
 
         `dtype` and `out` are the protocol's names for the dtypes of the operands and of the result.
-        For the flags, see `PerformanceModel.seconds`.
+        `fresh_left` and `fresh_right` are True if the operand is multiplied for the first time, and
+        `woken` is True if the device has been idle.
         """
         # Cache the results: tiles have few distinct shapes, but there are millions of calls.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
@@ -272,8 +273,8 @@ class ComputeModel:
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
         """Return the model for these dtypes and this layout, or the closest available model.
 
-        In order of preference, use a model for both dtypes, for the result dtype `dtype`, for fp32,
-        or for any dtypes. Another layout of the same dtypes replaces a missing layout.
+        The order of preference is a model for `dtype` and `out`, for `dtype` alone, for fp32, and
+        any other model. If these dtypes lack the layout, another of their layouts is used.
         """
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):

@@ -1,12 +1,12 @@
 """A thermal model of a device's slowdown under load, with two parameters and throttle points.
 
 A device is modelled as one body with thermal resistance R (K/W) and heat capacity C (J/K). At full
-speed, power P (W) heats it:
+speed, the body is heated with power P (W). Its temperature T follows
 
     dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
 
-s(T) is the speed and power at temperature T, as a share of full speed and full power. It is 1 below
-the first throttle point, linear between throttle points, and constant beyond the last. The
+s(T) is the speed and power at temperature T, as a share of full speed and full power. s(T) is 1
+below the first throttle point, linear between throttle points, and constant beyond the last. The
 parameters are the steady-state temperature rise R P at full speed and the time constant tau.
 Without published temperatures, the rise is 1, and temperatures are in units of the rise.
 """
@@ -23,7 +23,12 @@ import msgspec
 
 
 class ThrottlePoint(NamedTuple):
-    """A point of the throttle curve s(T), in degrees Celsius or in units of the model's rise."""
+    """A point of the throttle curve s(T).
+
+    Attributes:
+        temperature: temperature T in degrees Celsius, or in units of the model's rise.
+        speed: speed s as a share of full speed.
+    """
 
     temperature: float
     speed: float
@@ -34,6 +39,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
+        time_constant_s: time constant tau in seconds.
         ambient: ambient temperature, in the unit of the throttle points' temperatures.
         points: throttle points in order of rising temperature; the speed never rises.
 
@@ -127,8 +133,8 @@ def fit_thermal(speeds: Sequence[tuple[float, float]]) -> ThermalModel | None:
     """Fit a thermal model to a sustained run. The model's temperature rise is normalized to 1.
 
     The model assumes full speed until the device is hot, and then the mean of the last three
-    speeds. A grid search finds the time constant. The result is None if this mean exceeds 97 % of
-    full speed. `speeds` is a sequence of pairs (seconds since the start, share of full speed).
+    speeds. If this mean exceeds 97 % of full speed, the result is None. A grid search finds the
+    time constant. `speeds` is a sequence of pairs (seconds since the start, share of full speed).
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

@@ -19,7 +19,8 @@ the fleet's mean rates, but keeps its real memory. If the fastest plan does not 
 with tp of at least 2, 4, 8 ... are tried. The optimizer state is sharded over dp (Alpa's ZeRO
 rewriting), so a device holds 4 / tp + 12 / n bytes per parameter. The mesh is divided into at most
 32 units, each with the same number of devices. Alpa's program ignores resharding between stages.
-Here, `boundary` includes it. Alpa has no recovery: a step restarts from a checkpoint after a loss.
+Here, `boundary` includes it. Alpa has no recovery. If a device is lost, the step restarts from a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Sharding:
 
     Attributes:
         tensor, data: devices per tensor-parallel group, and number of data-parallel groups.
-        samples: samples of a micro-batch in each data-parallel group.
+        samples: number of samples per micro-batch in each data-parallel group.
         layer_s: time of compute and tensor all-reduces in seconds, per layer and micro-batch.
         boundary_s: time of the exchange with a neighbouring stage in seconds, per micro-batch.
         gradient_s: time of the gradient all-reduce in seconds, per layer and step.

@@ -12,8 +12,8 @@ element. The time of a step is T = sum t_i + (m - 1) max t_i. A dynamic program 
 minimizes T. It skips groups in which a device cannot hold the state of the stage's layers. If no
 plan remains, memory limits are ignored. Stage p of P keeps the activations of 2 (P - p) - 1
 micro-batches, at most m. Micro-batch sizes b are powers of two. A device may get a fraction of a
-sample, but a group has at most b devices. Groups consist of units, each with the same number of
-devices. There are at most 32 units.
+sample, but a group has at most b devices. Groups consist of units, at most 32 in total, each
+with the same number of devices.
 
 Devices recover by pipeline replay. A stage with several devices continues without the lost device.
 Otherwise, a neighbour sends a backup of the stage's state at the median uplink rate. The
@@ -45,10 +45,11 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Rates and memory of all groups. Entry [start, stop] is the group of the units in that range.
+    """Rates and memory of all groups, as arrays. A group consists of consecutive units.
 
-    Entries with start >= stop are NaN. `flops` and `links` are sums over the group's devices.
-    `slowest` is the lowest link rate, and `least_memory` the smallest memory in the group.
+    Entry [start, stop] is for the group of units `start` to `stop - 1`. Entries with start >= stop
+    are NaN. `flops` and `links` are sums over the group's devices. `slowest` is the lowest link
+    rate, and `least_memory` the smallest memory in the group.
     """
 
     devices: Floats
@@ -80,7 +81,7 @@ class _Groups:
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
     def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Return each group's time (s) for a ring all-reduce of `layers` layers' gradients."""
+        """Return each group's ring all-reduce time (s) for the gradients of `layers` layers."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
         return found

@@ -41,7 +41,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods in a comma-separated list, in which `cloud` names all cloud methods.
+    """Return the methods in a comma-separated list, in which `cloud` stands for all cloud methods.
 
     Raises:
         UsageError: if a name is not in `known`.

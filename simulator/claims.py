@@ -32,8 +32,8 @@ class Evidence:
         model: name of the main model, which is simulated with all device counts.
         rows: maps a model name to its results with an unlimited PS network card.
         small: results of Cleave's methods for the main model on devices with 512 MB.
-        carded: maps a limited PS network card to the results of Cleave's methods for the main
-            model.
+        carded: maps the name of a limited PS network card to the results of Cleave's methods for
+            the main model.
         roomy: results of all non-cloud methods for the main model on devices with 32 GB.
         layers: maps a model name to its number of layers.
     """
@@ -46,7 +46,7 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield device counts with outcomes by method name, for an unlimited PS network card."""
+        """Yield each device count with the outcomes by method name, for an unlimited PS card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
@@ -67,7 +67,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave is 4-10x faster per batch than DT-FM with as many devices."""
+    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equally many devices."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -115,7 +115,8 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
 def uses_more_devices(evidence: Evidence, places: int) -> Claim:
     """Test the claim that Cleave can use 2-8x more devices than the baselines.
 
-    `places` is the maximum number of devices of a pipeline: layers times samples per batch.
+    `places` is the maximum number of devices that a pipeline can use: layers times samples per
+    batch.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -203,7 +204,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
 
 
 def recovers_faster(evidence: Evidence) -> Claim:
-    """Test the claim that Cleave recovers from the loss of a device at least 100x faster."""
+    """Test the claim that Cleave recovers from a device loss at least 100x faster than others."""
     rows, trials = [], []
     for model in evidence.rows:
         for count, found in evidence.by_count(model):
@@ -343,7 +344,8 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
     """Return the outcome of the largest useful fleet; None if no fleet has a plan.
 
-    A fleet is useful if its step takes at most 90 % of the next smaller fleet's time.
+    A fleet is useful if its step takes less than 90 % of the next smaller fleet's step time. The
+    smallest fleet with a plan is always useful.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):

@@ -6,8 +6,9 @@
                 in the ring (Patarasu and Yuan 2009), for n devices and P parameters of e bytes.
 
 A ring has at most one device per sample. The sizes tried are 2, 4, 8 ... and the maximum. Each size
-is tried twice: with the fastest links among all devices, and among those that can hold the model.
-After the loss of a device, the others divide and recompute its samples.
+is tried twice: with the devices that have the fastest links, and with those that have the fastest
+links among the devices with enough memory for the model. After the loss of a device, the others
+divide and recompute its samples.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from simulator.work import (
 class DataParallel:
     """Data parallelism over a ring of devices.
 
-    With `every_device`, only the largest possible ring is tried.
+    If `every_device` is True, only the largest possible ring is tried.
     """
 
     name: str = "data-parallel"

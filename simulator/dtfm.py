@@ -2,9 +2,10 @@
 
 The layers are divided as evenly as possible into P stages, and each stage has R replicas. DT-FM's
 scheduler (`dtfm_search`) models only communication: DP is the time of the gradient all-reduce, and
-PP the time between stages. This module adds compute, which a stage's slowest device determines, and
-memory: 16 bytes per parameter, and the activations that 1F1B stores. A micro-batch is one sample,
-so the number m of micro-batches per replica is the batch size divided by R. The three variants are:
+PP the time of transfers between stages. This module adds compute, which a stage's slowest device
+determines, and memory: 16 bytes per parameter, and the activations that 1F1B stores. A micro-batch
+is one sample, so the number m of micro-batches per replica is the batch size divided by R, rounded
+up. The three variants are:
 
     (formula)    DP + PP as published, where PP sends the activations of all m samples at once, plus
                  compute in a perfectly filled pipeline of (m + P - 1) slots
@@ -63,7 +64,7 @@ class _Placed:
         return slowest
 
     def compute_s(self) -> Floats:
-        """Return the time (s) that each stage's slowest device computes per sample, both passes."""
+        """Return each stage's compute time (s) per sample on its slowest device, in both passes."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         each_s: Floats = self.memory.again * self.job.flops(1) * layers / self.slowest_flops()
@@ -127,7 +128,7 @@ class Dtfm:
 
     Attributes:
         every_device: True to use nearly all devices, as far as layers and samples allow. False to
-            use as many devices as give the shortest step.
+            use the number of devices that gives the shortest step.
         thorough: True to run all trials of every search. False to run as many trials as fit in an
             estimated 20 s.
     """

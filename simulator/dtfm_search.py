@@ -2,19 +2,19 @@
 
 Source: Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The R devices of a stage form a
 group C. c_DP is the number of gradient bytes per group, and c_PP the number of activation bytes
-between groups. alpha is the latency between two devices in seconds, and beta their rate in bytes/s
-(mean of both directions). Then
+between groups. alpha is the latency in seconds between two devices, and beta the rate in bytes/s
+between them (mean of both directions). Then
 
     DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
     DP       = max over groups of DP(C)
     w(j, j') = min over perfect matchings of C_j and C_j' of
                max over its pairs of  2 (alpha + c_PP / beta)
-    PP       = least Hamiltonian path over the groups with weights w
+    PP       = length of the shortest Hamiltonian path over the groups with weights w
 
 As in the paper, an evolutionary search maintains a population of partitions into groups, and
 creates a child by swapping two devices between groups. A matching pairs the fastest device of one
 group with the slowest device of the other group, and so on. The matching is optimal if the fleet's
-slowest downlink is at least as fast as its fastest uplink; otherwise, it may not be optimal.
+slowest downlink is at least as fast as its fastest uplink. Otherwise, a better one may exist.
 
 For up to 16 stages, Held and Karp's dynamic program finds the optimal order of the groups. For more
 stages, the 2-opt heuristic finds an order, and the minimum spanning tree gives a lower bound. The
@@ -94,7 +94,7 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return the cost w of all pairs of groups in seconds, shape (len(some), len(others))."""
+        """Return the cost w in seconds of each pair of groups, shape (len(some), len(others))."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
@@ -107,7 +107,7 @@ class Problem:
         return np.take_along_axis(groups, order, axis=1)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
-        """Return the same costs as `hops_s`, from groups that are already sorted by uplink rate."""
+        """Return the costs of `hops_s` for groups with devices that are sorted by uplink rate."""
         a, b = slowest_first[:, None, :], fastest_first[None, :, :]
         worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
@@ -157,7 +157,10 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Search for the schedule with the least communication time. Equal seeds give equal results."""
+    """Search for the schedule with the least communication time and return the best one found.
+
+    Equal seeds give equal results.
+    """
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
@@ -203,7 +206,7 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Return a copy of `parent` in which two random groups have swapped a device."""
+    """Return a copy of `parent` in which two random groups have exchanged one device each."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
@@ -274,7 +277,7 @@ class TwoOpt:
 def _shortest_path(hops: Floats) -> Indices:
     """Return the shortest Hamiltonian path by Held and Karp's dynamic program.
 
-    best[S, j] is the length of the shortest path that visits the subset S and ends in j. It is the
+    best[S, j] is the length of the shortest path that visits the subset S and ends at j. It is the
     minimum over i in S of best[S without j, i] + hops[i, j].
     """
     size = len(hops)

@@ -35,7 +35,7 @@ class Conditions:
         seed: random seed of all searches.
         fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
             count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
-        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used if no device computes the loss.
     """
 
     spec: ModelSpec
@@ -87,7 +87,12 @@ class TileLosses:
     again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the average time of a step in seconds. Arguments: as for `with_losses_s` below."""
+        """Return the average time of a step in seconds if devices are lost at random.
+
+        Args:
+            losses_per_s: loss rate of each device, in losses per second (lambda).
+            detection_s: time in seconds from the loss of a device until the PS detects the loss.
+        """
         rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
         return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
@@ -135,7 +140,7 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Return the time (s) of a step with enough memory; infinite if the method has no plan."""
+        """Return the step time (s), assuming enough memory; infinite if the method has no plan."""
         return math.fsum(part.seconds for part in self.parts) if self.parts else math.inf
 
     @property
@@ -160,7 +165,7 @@ def best(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return the outcome of a method that has no plan. `reason` says why."""
+    """Return the outcome of a method that has no plan, with `reason` as the explanation."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)
 
 
@@ -180,7 +185,8 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
         detection_s: time in seconds from the loss of a device until the PS detects the loss.
 
     Returns:
-        Average time; infinite if the step never ends, None if the method has no recovery model.
+        Average time; infinite if losses are too frequent for the step to end, None if the method
+        has no recovery model.
     """
     if outcome.recovery_s is None:
         return None

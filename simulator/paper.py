@@ -160,7 +160,7 @@ def sweep_reading(rows: Sequence[Row]) -> str:
 
 
 def marked_quick(text: str) -> str:
-    """Mark a report as a quick trial with toy models, in the report's title and first lines."""
+    """Return a report with its title and first lines marked as a quick trial with toy models."""
     title, rest = text.split("\n", 1)
     return (
         f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "
@@ -181,7 +181,7 @@ class Scope:
 
     Attributes:
         model: name of the main model, which is simulated with each number of devices in `counts`.
-        others: names of the other models, which are simulated with the numbers in `few`.
+        others: names of the other models, which are simulated with the device counts in `few`.
         small_memory: device counts at which Cleave's methods run with 512 MB per device.
         carded: device counts at which Cleave's methods run with the PS network cards in
             `CARDS_GBPS`.
@@ -320,8 +320,8 @@ def write(
     Args:
         folder: existing folder for the report.
         evidence: simulated results with uncompressed payloads.
-        save_sweep, save_recovery: functions that plot results to a file.
-        coded: simulated results with compressed payloads; None to report none.
+        save_sweep, save_recovery: functions that plot results and save the plot to a file.
+        coded: simulated results with compressed payloads; None to leave them out.
 
     Raises:
         OSError: if a file cannot be written.

@@ -32,8 +32,8 @@ class PipelineJob:
     """The workload of a pipeline: identical layers with an LM head at the end, and a batch.
 
     Attributes:
-        head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. Its memory is not
-            counted.
+        head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. The LM head's memory
+            is not counted.
         batch: samples per step.
         element_bytes: bytes per element of activations, weights and gradients in messages.
     """
@@ -58,7 +58,7 @@ class PipelineJob:
 
     @property
     def even_layer(self) -> float:
-        """Return the FLOPs of a layer with its LM head share, divided by the layer's FLOPs."""
+        """Return the FLOPs of a layer and its LM head share, as a multiple of a layer's FLOPs."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -87,7 +87,8 @@ class StageMemory:
 
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
-        needed_bytes, offered_bytes: memory of the device whose ratio of the two is highest.
+        needed_bytes, offered_bytes: memory of the device with the highest ratio of needed to
+            offered memory.
         misfit: message about devices with too little memory; empty if all devices have enough.
     """
 
@@ -98,14 +99,17 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers evenly. Later stages get fewer, because the last stage has the LM head."""
+    """Divide layers evenly among stages and return the number of layers of each stage.
+
+    The first stages get any remaining layers, because the last stage has the LM head.
+    """
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
 def pipeline_memory(
     job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
 ) -> StageMemory:
-    """Return the memory requirement of a pipeline, and which devices have too little memory.
+    """Return a pipeline's memory requirement, with a message if devices have too little memory.
 
     Args:
         job: layer sizes.
@@ -125,7 +129,10 @@ def pipeline_memory(
 
 
 def pipeline_s(slots: Sequence[float], micro_batches: int) -> float:
-    """Return sum t + (m - 1) max t, where t is a stage's time (s) for one micro-batch."""
+    """Return a pipeline's step time in seconds, sum t + (m - 1) max t.
+
+    `slots` contains each stage's time t in seconds for one of the m micro-batches.
+    """
     return float(sum(slots) + (micro_batches - 1) * max(slots))
 
 
@@ -139,7 +146,7 @@ def pipeline_outcome(
     recovery: tuple[Part, ...] = (),
     flops: float = 0.0,
 ) -> Outcome:
-    """Return the outcome of a pipeline. `sent_bytes` is the sum over all devices in a step."""
+    """Return the outcome of a pipeline. `sent_bytes` is the total sent by all devices per step."""
     devices = sum(len(stage.members) for stage in stages)
     each = sent_bytes / devices
     tightest = memory.offered_bytes, memory.needed_bytes, memory.misfit
@@ -219,7 +226,7 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 
 
 def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
-    """Return the minimum sum of stage times, and its stages; None if no partition exists."""
+    """Return the minimum sum of stage times and the stages with this sum; None without a plan."""
     layers, units = cost.shape[0] - 1, cost.shape[1] - 1
     least = np.full((layers + 2, units + 1), np.inf)  # the last row is index -1: impossible
     least[0, :] = 0.0  # devices before the first stage may stay idle

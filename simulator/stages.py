@@ -69,7 +69,7 @@ class Stages:
 def recoveries(
     model: StageModel, plan: StagePlan, devices: Mapping[int, DeviceRates]
 ) -> Iterator[tuple[float, float]]:
-    """Yield the recovery time after the loss of each device of each stage, in two parts.
+    """Yield the two parts of the recovery time after a loss, for each device of each stage.
 
     The parts, in seconds, are the time to download the stage's weights (0 if the stage has other
     devices) and the time to recompute the lost micro-batches.

@@ -18,7 +18,7 @@ from simulator.workers import Processes, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome. `devices` is the number of devices offered to the method; None for clouds."""
+    """An outcome. `devices` counts the devices offered to the method; None for cloud methods."""
 
     devices: int | None
     outcome: Outcome
@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One simulation of a method under conditions with `devices` devices; None for clouds."""
+    """A simulation to run. `devices` is the number of devices; None for cloud methods."""
 
     devices: int | None
     method: Method
@@ -94,7 +94,7 @@ def cells(
         dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.
         seed: random seed of the methods' searches.
-        ps_flops_per_s: throughput of the parameter server, used for a loss that no device computes.
+        ps_flops_per_s: throughput of the parameter server, used if no device computes the loss.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
             compressed link carries fewer bytes. In other methods, its rate is higher.
         memory_bytes: memory of each device; None to use the memory that the fleet specifies.

@@ -112,7 +112,7 @@ class Tiles:
 
 
 def _recovery(conditions: Conditions, planner: TilePlanner, step: StepReport) -> tuple[Part, ...]:
-    """Return the time to recompute the slowest tile on all other devices; empty if none exist."""
+    """Return the time to recompute the slowest tile on all other devices; empty for one device."""
     tile = max((t for r in step.reports for t in r.plan.tiles), key=lambda t: t.time_s)
     others = [d for d in conditions.devices if d.device != tile.device]
     if not others:

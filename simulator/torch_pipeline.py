@@ -4,7 +4,7 @@
     T   = sum t_i + (m - 1) max t_i + all-reduce
 
 Micro-batches have one sample each, so m is the batch size. A stage starts a transfer only when it
-needs the data, so transfers do not overlap with compute. The last stage holds the LM head. If the
+needs the data, so transfers do not overlap with compute. The last stage has the LM head. If the
 LM head shares its weight with the embedding, the first and the last device all-reduce the gradients
 of that weight at the end of a step.
 
@@ -33,7 +33,7 @@ from simulator.work import all_reduce_s, edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline with one device per stage. `layers_of_stages` counts the layers per stage."""
+    """A pipeline with one device per stage. `layers_of_stages` lists the stages' layer counts."""
 
     name = "pipeline"
 

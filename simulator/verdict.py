@@ -80,9 +80,9 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return text on the conditions under which the claim holds for a method.
+        """Return a description of the conditions under which the claim holds for a method.
 
-        The text is empty if the claim holds in all trials or in none.
+        The description is empty if the claim holds in all trials or in none.
         """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:

@@ -67,7 +67,7 @@ class RayCluster:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Call `work` with each task and yield results like `Processes.run`.
+        """Call `work` with each task and yield the task's index and result when it completes.
 
         Raises:
             UsageError: if no cluster is running at the address.

@@ -90,12 +90,12 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Count and return the starts of a server. Each new step resets the count to 1."""
+        """Increment and return a server's start count. Each new step resets all counts to 1."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Add a record. `step` is the completed step that the record reports; 0 for no step."""
+        """Add a record. `step` is the step that the record reports as completed, or 0 if none."""
         self._records.append(record)
         if step > self._step:  # a step repeated after a restart is no progress
             self._step = step
@@ -123,7 +123,7 @@ class Board:
         return self._ended
 
     def used(self, rank: int, energy: RunEnergy) -> None:
-        """Add the energy that a server's devices used during one run of the server process."""
+        """Add the energy that devices used in one run of a server process to the server's total."""
         before = [self._used[rank]] if rank in self._used else []
         self._used[rank] = in_succession([*before, energy])
 
@@ -138,7 +138,7 @@ class Board:
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Mark the training as failed, because a server started `starts` times without progress."""
+        """Mark the training as failed because a server started `starts` times without progress."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 

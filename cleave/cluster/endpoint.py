@@ -1,4 +1,4 @@
-"""The endpoint of a server, to which devices connect while another process trains.
+"""The endpoint to which a server's devices connect while another process trains.
 
 If the training process (the worker) is lost and restarts, the devices stay connected. A new
 worker withdraws the GEMMs and the step of the previous worker. Workers use an endpoint through
@@ -38,7 +38,7 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A snapshot of a fleet's devices and their rates, which a worker caches."""
+    """A snapshot of a fleet's devices and their rates, for a worker's cache."""
 
     epoch: int
     rates: list[DeviceRates]
@@ -60,7 +60,7 @@ class Product:
 
 
 class Endpoint:
-    """The endpoint of one rank. It executes the requests of the rank's worker on devices."""
+    """The endpoint of one rank. It runs the GEMMs and steps of the rank's worker on devices."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -112,7 +112,7 @@ class Endpoint:
         )
 
     def of_runtime(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the fleet's runtime whose arguments and result need no conversion."""
+        """Call the runtime's method `name`, without converting the arguments or the result."""
         return getattr(self._runtime, name)(*arguments)
 
     # --- GEMMs ---
@@ -125,7 +125,7 @@ class Endpoint:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free an operand's matrix until the worker sends it again. Devices keep their copies."""
+        """Free an operand's matrix, which the worker may send again. Devices keep their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
@@ -153,25 +153,25 @@ class Endpoint:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """Return why no connected device can finish a GEMM; empty if a device can."""
+        """Return why no connected device can finish a GEMM; empty if no reason is known."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 
     # --- steps by stages ---
 
     def begin_step(self, work: Any, forgotten: list[int]) -> None:
-        """Delete the `forgotten` objects, then start the step by stages that `work` describes."""
+        """Delete the objects numbered in `forgotten`, then start the step by stages in `work`."""
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """Give the running step a packed array that the worker computed for a micro-batch."""
+        """Pass a packed array that the worker computed for a micro-batch to the running step."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def next_outcome(self, timeout_s: float) -> Any:
         """Wait for the step's next outcome. Return it packed for the worker, or None on timeout.
 
-        Finished passes and stages also return None, because `StepResult` contains their results.
+        Also return None for a finished pass or stage, because `StepResult` contains its result.
         """
         outcome = self._runtime.next_outcome(timeout_s)
         if outcome is None or isinstance(outcome, PassDone | StageDone):
@@ -245,7 +245,8 @@ class OwnEndpoint(Endpoint):
         """Return the server's state and its pending reports about devices.
 
         Args:
-            start, taken: `start` and `number` of the last `Seen` that the first server received.
+            start: random ID of the process, from the last `Seen` that the first server received.
+            taken: number of reports that the first server has received from that process.
             roll: the current list of devices; None if the list has not changed.
         """
 

@@ -53,7 +53,7 @@ class EndpointCalls(Protocol):
 def ask_all(
     endpoints: Sequence[EndpointCalls], name: str, *arguments: Any, timeout_s: float
 ) -> list[Any]:
-    """Call a method on several endpoints in parallel. The result of a lost endpoint is None."""
+    """Call several endpoints in parallel and return the results, with None for a lost endpoint."""
 
     def answer(endpoint: EndpointCalls) -> Any:
         try:
@@ -93,7 +93,7 @@ class ActorCalls:
 
 
 class ConnectionCalls:
-    """A client for a `ServedEndpoint`. It authenticates with `key`. Thread-safe."""
+    """A thread-safe client for a `ServedEndpoint`. The client authenticates with `key`."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -174,8 +174,8 @@ class ServedEndpoint:
     def _admit(self, caller: Connection) -> None:
         """Register a caller that is not yet authenticated.
 
-        If too many callers are unauthenticated, disconnect the caller that has waited longest. It
-        is unlikely to be a worker, because workers authenticate immediately.
+        If too many callers are unauthenticated, disconnect the caller that has waited longest. This
+        caller is unlikely to be a worker, because workers authenticate immediately.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:

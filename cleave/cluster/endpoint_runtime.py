@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 
 
 class EndpointRuntime(FleetRuntime):
-    """A fleet runtime that calls an endpoint. `call` waits for a result; `tell` need not wait."""
+    """A fleet runtime that calls an endpoint. `call` waits for the result, but `tell` need not."""
 
     clock = "wall"
 
@@ -125,7 +125,7 @@ class EndpointRuntime(FleetRuntime):
         self._call("of_runtime", "end_steps")
 
     def close(self) -> None:
-        """Do nothing: the devices stay connected for the next worker."""
+        """Do nothing, so that the devices stay connected for the next worker."""
 
     # --- state of the fleet ---
 
@@ -137,7 +137,7 @@ class EndpointRuntime(FleetRuntime):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count a training step's tasks at the endpoint, which reports them to operators."""
+        """In the `with` block, make the endpoint count a training step's tasks for operators."""
         self._call("count_tasks", True)
         try:
             yield
@@ -145,7 +145,7 @@ class EndpointRuntime(FleetRuntime):
             self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """Return None: operators get the progress from the endpoint, not from the worker."""
+        """Return None, because operators get the progress from the endpoint."""
         return None
 
     def device_count(self) -> int:

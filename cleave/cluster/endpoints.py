@@ -106,9 +106,9 @@ def open_endpoints(
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        setups: the setup of each endpoint. Endpoints on the same machine use successive ports from
-            the port in the setup. Port 0 means any free port.
-        say: called with a message for the user when this function waits until a port is free.
+        setups: the setup of each endpoint. Endpoints on the same machine use successive ports,
+            starting at the port in the setup. Port 0 means any free port.
+        say: called with a message for the user if this function must wait for a free port.
         taken: node ids of the endpoints that already exist.
 
     Raises:
@@ -181,7 +181,7 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the IP addresses of the live nodes of the cluster, or only of those in `nodes`."""
+    """Return the IP addresses of the live Ray nodes. If given, `nodes` selects nodes by ID."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()

@@ -1,4 +1,4 @@
-"""A list of admitted devices that the servers of a cluster share.
+"""The list of admitted devices, shared by the servers of a cluster.
 
 Devices join the first server, which is the only server with a store. The first server sends the
 list of admitted devices to the other servers before it moves devices to them. A device sends the
@@ -60,7 +60,7 @@ Report = Callable[[Keeper], object]
 class Membership:
     """The authenticator of every server except the first. `server` is the first server's id.
 
-    `fleet_credential` admits devices that are not in the list; empty to disable.
+    `fleet_credential`, unless empty, also admits devices that are not in the list.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
@@ -116,7 +116,7 @@ class Membership:
         return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
 
     def failed(self, address: str) -> bool:
-        """Return True. Failed attempts are not counted, because credentials cannot be guessed."""
+        """Return True to permit any number of attempts, because credentials cannot be guessed."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -151,7 +151,7 @@ class Members:
         self._version = 0
 
     def roll(self) -> Roll:
-        """Return the current list of admitted and expelled devices, for the other servers."""
+        """Return the current lists of admitted and expelled devices, for the other servers."""
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Pack messages between a worker and its endpoint during a step by stages.
 
-Each graph or array is sent once. Later messages refer to it by number, and the endpoint reuses the
-Python object, because devices keep a graph or a frozen weight only while the object is the same.
+Each graph or array is sent once. Later messages refer to it by number, so the endpoint reuses the
+same Python object. Devices keep a graph or a frozen weight only as long as this object is reused.
 Bytes are sent as numpy arrays, which Ray does not copy between processes on one node.
 """
 
@@ -140,7 +140,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Split an array into consecutive views. `rows` holds the number of rows of each view."""
+    """Split an array into consecutive views. `rows` is the number of rows of each view."""
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -158,7 +158,7 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     """Return a copy of `value`, with `swap` applied to the value and all nested values.
 
-    Values inside graphs, arrays and values that `swap` has replaced stay unchanged.
+    `swap` is not applied inside graphs, inside arrays, or inside values that it has replaced.
     """
     if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
         return other

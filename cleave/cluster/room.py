@@ -29,7 +29,7 @@ def fitted(
 
     Also retry a few times if a worker exits before it trains, for example because its node is lost.
     Call `waits` before a retry due to too few cores, and `failed` before any other retry. Return
-    False if `stops` returned True before the workers started.
+    True after training, or False if `stops` returned True before the workers started.
 
     Raises:
         Exception: the error from `fit`, if the workers had started, or after `MOST_FAILED`
@@ -55,7 +55,7 @@ def fitted(
 
 
 def cores_of_nodes(ray: Any) -> list[int]:
-    """Return the number of cores of each live node of the cluster, including cores in use."""
+    """Return each live node's number of CPU cores, including cores in use."""
     return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
 
 
@@ -79,7 +79,7 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the most cores per server with which all servers fit on the nodes; at least 1."""
+    """Return the largest number of cores per server that lets all servers fit; at least 1."""
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:
             return cores

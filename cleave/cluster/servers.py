@@ -1,4 +1,4 @@
-"""All servers of a cluster, which operators see as one server.
+"""All servers of a cluster, presented to operators as one server.
 
 The first server owns the store and admits devices. It polls every other server once per second. A
 separate thread polls each server, so that a silent server does not delay the others. A poll sends
@@ -178,7 +178,7 @@ class Servers:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Poll another server every second until `close`. Then close its endpoint."""
+        """Poll another server every second until `close` is called. Then close its endpoint."""
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
@@ -194,7 +194,11 @@ class Servers:
             self._look_at(other)
 
     def _knowing(self) -> list[float | None]:
-        """Return, for each server, how recent its list of admitted devices is; see `Knowing`."""
+        """Return, for each server, the time up to which its list of admitted devices is complete.
+
+        The time is on the first server's clock. It is None if the server is lost, was restarted or
+        has an old list.
+        """
 
         def known() -> list[float | None]:
             found: list[float | None] = [math.inf]
@@ -207,7 +211,7 @@ class Servers:
         return self._first.live.in_loop(known)
 
     def _look_at(self, other: _Other) -> None:
-        """Poll another server once: send it the device list if outdated, and process its state."""
+        """Poll another server once. Send it a changed device list, and process its response."""
         live = self._first.live
         seen: Seen | None = None
         question, roll, now_s = live.in_loop(partial(self._due, other))
@@ -236,7 +240,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Process the result of a poll that began at `told_s`; `seen` is None for a lost server."""
+        """Process a poll that began at `told_s`. `seen` is None if the server did not answer."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf

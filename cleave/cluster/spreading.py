@@ -56,7 +56,7 @@ class Balance:
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
         """Return the moves to start now; none while a previous move is pending.
 
-        `loads` holds each endpoint's number of devices, or None if the endpoint does not respond.
+        `loads` is each endpoint's number of devices, or None if the endpoint does not respond.
         """
         left = {endpoint: load for endpoint, load in enumerate(loads) if load is not None}
         for endpoint in set(range(len(loads))) - left.keys():
@@ -136,7 +136,8 @@ def spread(
 ) -> None:
     """Move idle devices from endpoints with many devices to endpoints with few devices.
 
-    `known_before_s` is a result of a `Knowing` function. The first endpoint is the first server's.
+    `known_before_s` is, for each endpoint, the time up to which its list of admitted devices is
+    complete (see `Knowing`). The first endpoint must be that of the first server.
     """
     answers = ask_all(endpoints, "load", timeout_s=_ANSWERS_S)
     pairs = zip(answers, known_before_s, strict=True)

@@ -26,7 +26,7 @@ ASKED: Final = "asked to stop"  # like `INTERRUPTED`, this reason does not come 
 
 
 class State(Enum):
-    """The state of an agent. `READY`: the PS welcomed the device, but may still be testing it."""
+    """The state of an agent. In `READY`, the PS has welcomed the device but may still test it."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -144,7 +144,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Stop the agent: drain the session on the first call, and end it at once on the second.
+        """Drain a welcomed session. On the second call, or without such a session, stop at once.
 
         Call this method from the event loop.
         """
@@ -194,7 +194,7 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return why it ended, or raise the server's error."""
+        """Run a session to its end. Return why it ended, or raise the session's error."""
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
         reason = INTERRUPTED
@@ -220,7 +220,7 @@ class Agent:
     async def _watch(
         self, session: AgentSession, running: asyncio.Future[str], permission: Permission
     ) -> None:
-        """Wait until the session ends; drain the session once the policy forbids computation."""
+        """Wait until the session ends. Drain the session once the policy forbids computation."""
 
         def ends() -> bool:
             return bool(self._draining) or running.done()
@@ -253,7 +253,7 @@ class Agent:
         return max(0.0, permission.until_s - self._clock())
 
     def _drain(self, session: AgentSession, reason: str) -> None:
-        """Tell a session to finish its pending requests and end; report the reason."""
+        """Tell a session to finish its pending requests and end. Report the reason."""
         self._draining = reason
         self._say(Notice(State.DRAINING, reason, session.status))
         session.drain()
@@ -264,7 +264,7 @@ class Agent:
         self._say(Notice(State.READY, status=DeviceStatus(device)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Report why the agent is waiting; with `stays`, only if the cause `what` changed."""
+        """Report why the agent is waiting. With `stays`, report only a changed cause (`what`)."""
         if what != self._waits_for or not self._stays:
             self._waits_for = what
             self._say(notice)
@@ -274,14 +274,14 @@ class Agent:
         self._tell(notice)
 
     def _is_for_good(self, error: CleaveError) -> bool:
-        """Return True if the refusal is permanent; otherwise record the server's minimum wait."""
+        """Return whether an error is permanent. For a refusal, also record the minimum wait."""
         if not isinstance(error, RefusedError):
             return isinstance(error, VersionError)
         self._told_s = error.comes_back_s or 0.0
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return the wait in seconds before the next attempt to connect. It grows with failures."""
+        """Return the random wait in seconds before the next attempt. Failures raise its maximum."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
@@ -312,7 +312,7 @@ class ServerSelection:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the selected server; after an error, select the home server."""
+        """Open a connection to the selected server. After an error, select the home server."""
         last, self._session = self._session, None
         if last is not None and not last.welcomed:
             self._elsewhere = None

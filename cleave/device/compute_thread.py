@@ -23,10 +23,10 @@ class Computer(Protocol):
     """Executes the orders of one device, one after another, without blocking the event loop."""
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start an order; call `done` in the event loop's thread, immediately or later."""
+        """Start an order. Call `done` in the event loop's thread, immediately or later."""
 
     def close(self) -> None:
-        """Cancel the orders that have not started; return without waiting for the running order."""
+        """Cancel the orders that have not started. Do not wait for the running order."""
 
 
 class ComputeThread:
@@ -73,7 +73,7 @@ class ComputeThread:
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute one order; return its result and compute time in seconds, or an error message."""
+    """Execute one order. Return its result and compute time in seconds, or an error message."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

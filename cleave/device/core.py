@@ -43,7 +43,7 @@ class DeviceCore:
     Args:
         memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
             budget, `received` raises ProtocolError.
-        offered: names of the features in `hello`. A feature is active once `welcome` names it too.
+        offered: names of the features in `hello`. A feature is active once `welcome` also names it.
 
     Attributes:
         codes_results: whether the PS permitted compressed results.
@@ -69,7 +69,7 @@ class DeviceCore:
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Process a message from the PS; return orders to execute and messages to send, in order.
+        """Process a message from the PS. Return orders to execute and messages to send, in order.
 
         Raises:
             ProtocolError: if the message violates the protocol. The caller must end the session.
@@ -143,7 +143,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return a `drain` message, so that the PS sends no new runs; no message on later calls."""
+        """Return a `drain` message, which stops new runs. Return no message on later calls."""
         if self.draining:
             return []
         self.draining = True
@@ -332,14 +332,14 @@ def _input(name: int, found: Stored | None) -> GraphInput:
 
 
 class _CannotRunError(Exception):
-    """A run cannot be executed. The device reports the failure, and the session continues."""
+    """Raised if a run cannot be executed. The device reports the failure and keeps the session."""
 
 
 _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(name)
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return an array's size in bytes; raise ProtocolError if the payload has another size."""
+    """Return an array's size in bytes. Raise ProtocolError if the payload has another size."""
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

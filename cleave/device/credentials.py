@@ -31,7 +31,7 @@ class SavedCredentials:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return the saved credential for a server and a device name; empty if there is none."""
+        """Return the saved credential for a server and a device name; empty if none is saved."""
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
             if saved is None or saved.name != name:
@@ -54,7 +54,7 @@ class SavedCredentials:
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; replace any older credential for the same server and device name."""
+        """Save a credential. Replace any older credential for the same server and device name."""
         # A server chooses its ID freely, so the file name is a hash of the ID and the device name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"

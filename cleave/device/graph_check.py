@@ -107,7 +107,7 @@ class _Check:
 
 
 def _check_tensor(tensor: memoryview) -> None:
-    """Raise GraphError for a constant in an external file, or with too few bytes for its shape."""
+    """Raise GraphError if a constant is in another file or has too few bytes for its shape."""
     most, elements, empty = _MOST_ELEMENTS_OF_A_BYTE * len(tensor), 1, False
     for number, value in onnx.fields(tensor):
         match number:

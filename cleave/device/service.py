@@ -119,7 +119,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return the value of `ExecStart=`; raise UsageError if systemd rejects the program's path."""
+    """Return the value of `ExecStart=`. Raise UsageError if systemd rejects the program's path."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
             f"systemd starts no program with quotes or backslashes in its path, as in "
@@ -171,7 +171,7 @@ Runner: TypeAlias = Callable[[Sequence[str]], ServiceOutcome]
 
 
 def run_command(command: Sequence[str]) -> ServiceOutcome:
-    """Run a command. The exit status is 127 if it cannot be started or runs longer than 60 s."""
+    """Run a command. If it cannot be started or takes over 60 s, the exit status is 127."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -239,7 +239,7 @@ class Installer:
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:
-        """Write the service's files and start the service; restore the old files on failure.
+        """Write the service's files and start the service. Restore the old files on failure.
 
         Args:
             unit: content of the unit file or property list.
@@ -247,7 +247,8 @@ class Installer:
             account: account that owns the file with the join URL; None for this user.
 
         Raises:
-            CleaveError: if the service manager is not running or rejects the service.
+            CleaveError: if the service manager is not running or rejects the service, or if a file
+                cannot be written.
         """
         self.require_manager()
         changes = _Changes()
@@ -267,7 +268,7 @@ class Installer:
             raise CleaveError(f"the service was not installed: {_plain(error)}") from None
 
     def uninstall(self) -> None:
-        """Stop the service and remove its files; raise CleaveError if it is not installed."""
+        """Stop the service and remove its files. Raise CleaveError if it is not installed."""
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
         self._stop()

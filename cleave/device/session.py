@@ -29,7 +29,7 @@ _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # temporary causes
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum wait before a reconnect in seconds; None if a reconnect is forbidden."""
+    """Return the minimum wait in seconds before a reconnect; None if reconnecting is forbidden."""
     stated_s = min(message.retry_after_s, limits.MAX_RETRY_AFTER_S)
     if isinstance(message, Bye):
         return None if message.code in _DONE else stated_s
@@ -47,8 +47,8 @@ class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        comes_back_s: minimum wait before a reconnect in seconds; None if a reconnect is forbidden.
-        for_good: whether the refusal is permanent, for example for an invalid credential or
+        comes_back_s: minimum wait in seconds before a reconnect; None if reconnecting is forbidden.
+        for_good: whether the refusal is permanent, for example because of an invalid credential or
             version, a quarantine, or a second session of the same device.
     """
 
@@ -140,7 +140,7 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the minimum wait before a reconnect in seconds; None if it is forbidden."""
+        """Return the minimum wait in seconds before a reconnect; None if that is forbidden."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     @property
@@ -162,7 +162,7 @@ class DeviceSession:
         self._act(self.core.drain())
 
     async def run(self) -> str:
-        """Process the PS's messages until the session ends; return why it ended.
+        """Process the PS's messages until the session ends. Return why it ended.
 
         Raises:
             CleaveError: if the PS refuses or does not welcome the device, or violates the protocol.
@@ -186,7 +186,7 @@ class DeviceSession:
             await self._connection.close()
 
     async def _serve(self, sending: asyncio.Task[None]) -> str:
-        """Receive messages until the session ends; return why it ended."""
+        """Receive messages until the session ends. Return why it ended."""
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
@@ -202,7 +202,7 @@ class DeviceSession:
             raise
 
     async def _receive_all(self) -> str:
-        """Pass each message to the core and execute the actions; return why the session ended."""
+        """Pass each message to the core and execute the actions. Return why the session ended."""
         while True:
             timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
             try:
@@ -283,7 +283,7 @@ class DeviceSession:
             return  # `_receive_all` gets the same error and reports it
 
     async def _encoded(self, message: Message) -> list[codec.Buffer]:
-        """Encode a message; compress a large result if the PS permitted compressed results."""
+        """Encode a message. Compress a large result if the PS permitted compressed results."""
         if (
             isinstance(message, messages.Result)
             and self.core.codes_results
@@ -297,7 +297,7 @@ class DeviceSession:
         """Close the connection when the PS no longer answers pings.
 
         An idle PS may send nothing for a long time, but answers pings. Without pings, a failure of
-        the PS or the network would stay undetected for about 15 minutes, because the operating
+        the PS or the network could stay undetected for about 15 minutes, because the operating
         system continues to accept data to send.
         """
         with suppress(ConnectionLostError):  # `_receive_all` reports the error

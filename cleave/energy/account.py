@@ -4,8 +4,8 @@
     data centre:  E = PUE (1 + host_share) P t           a GPU of power P for t seconds
 
 `meter` computes E_device. `supply` is energy drawn from the socket divided by energy used by the
-device; it is 1 if the power was measured at the socket. `network` is joules per byte, and b is the
-number of bytes between devices and PS. *Attributed* carbon includes the run's share of the carbon
+device. It is 1 if the power was measured at the socket. `network` is joules per byte, and b is the
+number of bytes sent over the network. *Attributed* carbon includes the run's share of the carbon
 of manufacturing the devices. *Sunk cost* carbon excludes this share, because the devices existed
 before the run. The formulae follow arXiv 2507.01803.
 """
@@ -37,8 +37,8 @@ class DeviceUsage:
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
         kind: the kind that the devices report; used if the profile is unknown.
-        flops_per_s: throughput of the fastest device. The typical computing power of the kind
-            applies only to low throughputs.
+        flops_per_s: throughput of the fastest device. The kind's typical power while computing is
+            used only for low throughputs.
     """
 
     profile: str
@@ -55,7 +55,7 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind in the profile, or the reported kind if the profile is unknown."""
+        """Return the device kind in the profile, or the reported kind if the profile is unknown."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
@@ -127,14 +127,14 @@ class Footprint:
 
     @property
     def attributed_gco2e(self) -> float | None:
-        """Return the carbon of electricity and of a manufacturing share; None if unknown."""
+        """Return the run's carbon in gCO2e, including a manufacturing share; None if unknown."""
         operational = self.operational_gco2e
         return None if operational is None else operational + self.embodied_gco2e
 
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server; `energy_j` is None if unknown."""
+    """The energy of the parameter server. `energy_j` is None if unknown."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -153,7 +153,7 @@ def fleet_footprint(
     Args:
         usages: usage of the devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
-        typical: typical power, used for devices whose profile does not specify it.
+        typical: typical power, used for devices whose profile specifies no power.
         gco2e_per_kwh: carbon intensity of electricity for devices, network and PS; None if unknown.
         ps: energy of the PS; None if unknown.
     """
@@ -273,7 +273,7 @@ def cloud_footprint(
 
 
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """Return the power from the profile or the kind, otherwise from the fleet file."""
+    """Return a device's power from its profile or kind, or else from the fleet file."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -289,7 +289,7 @@ def _making(
 ) -> float | None:
     """Return a run's share of a device's manufacturing carbon in gCO2e; None if unknown.
 
-    `own` is the figure from the device's profile; None means the typical figure for its kind.
+    `own` is the figure from the device's profile. If None, the typical figure of the kind is used.
     """
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)

@@ -19,7 +19,7 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An assumed value and its plausible range. `source`, shown to the user, states its origin."""
+    """An assumed value and its plausible range. Users see `source`, the origin of the value."""
 
     value: float
     low: float
@@ -43,7 +43,8 @@ class Assumptions:
         utilisation: share of a device's lifetime for which the device is in use.
         lifetime_years: years from purchase to disposal.
         embodied_gco2e: carbon of manufacturing one device.
-        one_lifetime_years: lifetime of all devices; None to use profiles and `lifetime_years`.
+        one_lifetime_years: one lifetime for all devices; None to use the lifetimes in the profiles
+            or `lifetime_years`.
     """
 
     supply_ratio: ByKind

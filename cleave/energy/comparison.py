@@ -37,7 +37,7 @@ class Ratios:
 
 
 def ratios(fleet: Footprint, cloud: Footprint) -> Ratios:
-    """Return the ratios of the data centre's to the fleet's energy and carbon."""
+    """Return the ratios of a data centre's energy and carbon to those of a fleet."""
     here, there = fleet.operational_gco2e, cloud.operational_gco2e
     if not fleet.complete:
         return Ratios(None, None, None, None)
@@ -62,7 +62,7 @@ class ComparisonQuestion:
     Attributes:
         usages: usage of the fleet's devices, grouped by profile.
         profiles: maps the name of a profile to the profile.
-        typical: typical power, used for devices whose profile does not specify it.
+        typical: typical power, used for devices whose profile specifies no power.
         ps: energy of the PS; None if unknown.
         cloud: usage of the data centre; None to account for the fleet alone.
     """
@@ -91,7 +91,7 @@ class ComparisonQuestion:
         )
 
     def ratios(self, case: Case) -> Ratios:
-        """Return the ratios of data centre to fleet with the assumptions of a case.
+        """Return the ratios of the data centre to the fleet under the assumptions of a case.
 
         Raises:
             ValueError: if `cloud` is None.

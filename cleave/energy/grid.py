@@ -1,7 +1,10 @@
-"""The carbon of electricity by country or by hour, and of manufacturing devices.
+"""The carbon of electricity, by country or hour, and of manufacturing a device.
 
     C_operational = E / 3.6e6 I                         E in joules, I in gCO2e/kWh
     C_embodied    = M t_used / (lifetime utilisation)   times in seconds, C and M in gCO2e
+
+E is the electricity used, and I its carbon intensity. M is the carbon of manufacturing the device,
+and `utilisation` the share of its lifetime for which it is in use.
 
 The formulae follow arXiv 2507.01803. `grid_carbon.md` describes the source of `grid_carbon.csv`.
 """
@@ -37,7 +40,7 @@ def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
 def embodied_gco2e(
     made_gco2e: float, used_s: float, lifetime_years: float, utilisation: float
 ) -> float:
-    """Return the share of a device's manufacturing carbon that belongs to a run, in gCO2e.
+    """Return the share of a device's manufacturing carbon attributed to a run, in gCO2e.
 
     Example: manufacturing a phone emits 53 kgCO2e. The phone is in use for half of its 2.5 years. A
     run of 0.0125 years is 1 % of this use:
@@ -49,10 +52,10 @@ def embodied_gco2e(
 
 
 def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
-    """Return the mean carbon intensity of a run with constant power, from an hourly table.
+    """Return the mean carbon intensity of a run at constant power, from an hourly table.
 
-    Example: the intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A run of 2
-    hours from 23:30 has half an hour at 100, one hour at 200 and half an hour at 400:
+    Example: the intensity is 100 gCO2e/kWh from 23:00, 200 from 0:00 and 400 from 1:00. A 2-hour
+    run from 23:30 spends half an hour at 100, one hour at 200 and half an hour at 400:
 
         >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
         225.0
@@ -153,7 +156,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The mean carbon intensity of a run's electricity. `text` states its source to the user."""
+    """The mean carbon intensity of a run's electricity. `text` tells users where it comes from."""
 
     gco2e_per_kwh: float
     text: str
@@ -163,7 +166,7 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     """Return the carbon intensity of a run's electricity.
 
     Args:
-        place: a country (see `load_grid`), or the path of a `.csv` file (see `load_hours`).
+        place: name or three-letter code of a country, or path of a `.csv` file of hourly values.
         start_hour: hour of the day at which the run begins; used only with a CSV file.
         duration_s: duration of the run; used only with a CSV file.
 

@@ -72,7 +72,7 @@ class Used:
 
 
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """Return the energy of a device's session by the module's formula; None if power is unknown.
+    """Return the energy that a device used in a session; None if its power is unknown.
 
     Example: a phone draws 0.5 W when idle and 4 W when computing, plus 0.8 W for the radio. The
     phone was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent
@@ -83,7 +83,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
         Used(energy_j=206.0, gaps=())
 
     Args:
-        power: power of the device. None, and power without `compute_w`, count as unknown.
+        power: power of the device. None and a power without `compute_w` count as unknown.
         did: activity of the device in the session.
         assumed: missing figures of the profile for which `power` contains an assumption.
     """

@@ -1,11 +1,11 @@
-"""Predict how long a fleet or a GPU takes for a number of training steps, and what it uses.
+"""Predict the duration of training steps on a fleet or a GPU, and the usage of the devices.
 
 The fleet or the GPU computes the GEMMs of the Linear modules. Attention scores and elementwise
 operations are not counted. With a fleet, the PS computes them. Throughputs are those of matrix
 multiplication, in FLOP/s.
 
     fleet:  The planner predicts time and bytes. A device computes a tile in 2 M N K / F seconds,
-            where F is the throughput it sustains when hot. It idles for the rest of the step.
+            where F is its sustained throughput when hot, and is idle for the rest of the step.
     GPU:    t = FLOPs / (share peak), where `share` is the part of the peak that training reaches.
 """
 

@@ -158,7 +158,7 @@ def _merged(
 ) -> tuple[DeviceUsage, ...]:
     """Merge usages with equal profile, kind, stated power, and availability of measured energy.
 
-    `devices` combines two counts: `max` if they count the same devices, `add` if different devices.
+    `devices` combines two counts: `max` for counts of the same devices, `add` for different ones.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

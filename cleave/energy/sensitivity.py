@@ -124,9 +124,10 @@ def tornado(
 
 
 def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
-    """Sort the bars of a tornado plot, widest first, and drop bars of width 0.
+    """Return the bars of a tornado plot, widest first, without the bars of width 0.
 
-    The width of a ratio's bar is the logarithm of the quotient of `high` and `low`.
+    The width is the absolute value of `high - low` or, for a ratio, of the logarithm of
+    `high / low`.
     """
 
     def width(bar: Bar) -> float:

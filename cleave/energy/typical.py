@@ -1,7 +1,8 @@
-"""Typical power for devices whose profile does not specify it.
+"""Typical power for devices whose profile specifies no power.
 
-Typical power is the median of power values measured on devices of the same class. `typical.toml`
-lists the measured devices with sources. Reports flag each typical figure (see `Gap`).
+Typical power is the median of power values measured on devices of the same class, except for
+radios and graphics cards. `typical.toml` lists the devices with sources. Reports flag each typical
+figure (see `Gap`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """The choice among powers measured on a class of devices. Enum values are shown to the user."""
+    """A statistic of the powers measured on a class of devices. Users see the enum values."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -43,7 +44,7 @@ class ClassPower:
     Attributes:
         power: medians. `idle_w` is None if idle power was not measured on any device.
         devices: names of the measured devices.
-        below_flops_per_s: throughput below which the computing power applies to a device.
+        below_flops_per_s: throughput limit. The power while computing applies to slower devices.
     """
 
     power: Power
@@ -79,8 +80,9 @@ class Typical:
     def power_of(self, profile: DeviceProfile) -> KnownPower:
         """Return a profile's power, with missing figures replaced by those of the profile's class.
 
-        The idle power of a class applies to all of its devices. The computing power applies only
-        below `below_flops_per_s`. Otherwise, the power of the graphics card is used, if known.
+        The idle power of a class applies to all of its devices. The power while computing applies
+        only to devices with a throughput below `below_flops_per_s`. Faster devices are assigned the
+        power of their graphics card, if known.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)

@@ -70,7 +70,7 @@ class FleetCounters(Sums):
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The number of completed tasks in a training step, and of all its tasks (0 if unknown).
+    """The number of completed tasks and of all tasks (0 if unknown) in a training step.
 
     Without stages, a started GEMM counts as a completed task. In a step by stages, a task is
     a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.

@@ -48,7 +48,7 @@ class Fleet:
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix as an operand for GEMMs. Its values must not change afterwards."""
+        """Register a matrix as an operand for GEMMs. The values must not change afterwards."""
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand

@@ -66,7 +66,7 @@ class FleetRuntime(ABC):
         """Start a step by stages. `next_outcome` returns the outcomes of the step."""
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:  # noqa: B027 - optional
-        """Send new weights, between two steps by stages, to the devices that hold the old ones.
+        """Between two steps by stages, send new weights to the devices that store the old weights.
 
         `arrays` maps arrays of the last step to the arrays that replace them in the next step.
         """
@@ -75,7 +75,8 @@ class FleetRuntime(ABC):
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """Pass an array that the caller computed for a micro-batch to the current step by stages.
 
-        `StageStep.give` describes the arguments.
+        `after` is the number of the stage before the PS's own layers, or None if these layers did
+        not compute `made`. `StageStep.give` describes which array each call passes.
         """
 
     @abstractmethod

@@ -139,7 +139,7 @@ class FallbackFleet:
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait for a GEMM or compute it on the PS. Raise AbandonedError to abandon its step."""
+        """Wait for a GEMM or compute it on the PS. Raise AbandonedError to abandon the step."""
         runtime = self._runtime
         while True:
             timeout_s: float | None = LOOK_S

@@ -1,4 +1,4 @@
-"""A device process on the computer of the parameter server (PS), which a job may start."""
+"""A device process that a job may start on the computer of the parameter server (PS)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARE_OF_AVAILABLE: Final = 0.5  # maximum share of the memory that nothing els
 
 
 def offered_bytes(reserved_bytes: int) -> int:
-    """Return the memory that a device on this computer offers, in bytes; 0 if it is unknown.
+    """Return how many bytes of memory a device on this computer offers; 0 if that is unknown.
 
     Args:
         reserved_bytes: additional memory that the PS itself will need, beyond what it uses now.
@@ -54,7 +54,7 @@ class OwnDevice:
 
     @property
     def runs(self) -> bool:
-        """Return True if the process is running. It joins the fleet seconds after it starts."""
+        """Return True if the process is running, even if it has not joined the fleet yet."""
         process = self._process
         return process is not None and process.poll() is None
 

@@ -19,7 +19,7 @@ class Operand:
     """A matrix with fixed values that can be an operand of GEMMs on the fleet.
 
     Devices may keep parts of the matrix until this object is deleted. To free the matrix's memory
-    between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that holds the
+    between two GEMMs, call `unbind`. Before the next GEMM, call `bind` with a buffer that has the
     same values.
 
     Args:
@@ -99,7 +99,7 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region of C. `first` marks the first partial sum."""
+        """Return the fp32 accumulator for a region. `first` is True for its first partial sum."""
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
             self._sums = self.out if fp32 else arrays.empty(*self.out.shape, DType.FP32)

@@ -46,7 +46,7 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """Verification of the result blocks of all running GEMMs. Not thread-safe.
+    """Verifies the result blocks of all running GEMMs. Not thread-safe.
 
     `rng` generates the secret vectors. The seed of `rng` must come from the operating system.
     """
@@ -57,7 +57,7 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Verify one result block. `payload` is a `Buffer` or the received bytes."""
+        """Verify one result block and return the verdict. `payload` is a `Buffer` or raw bytes."""
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -186,7 +186,7 @@ class Runtime(FleetRuntime):
 
     @abstractmethod
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Pass an outcome to `next_outcome`, unless the outcome's step has been abandoned."""
+        """Make `next_outcome` return an outcome, unless the outcome's step has been abandoned."""
 
     def tell(self, information: Information) -> None:
         """Notify the fleet's observers of an event. The base class does nothing."""

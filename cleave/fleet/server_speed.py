@@ -1,6 +1,7 @@
 """Measure the parts of a training step that the parameter server (PS) computes itself.
 
-The measured operations have random data and the shapes, dtype and threads of the training run.
+The measured operations use random data, and the dtype and threads of the training run. The matrices
+have the widths of the run's matrices, up to fixed limits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PARAMETERS: Final = 2**21  # with optimizer state, far more than a processor's 
 def measured_server(
     width: int, inner: int, vocabulary: int, trained: int, dtype: DType
 ) -> PsCompute:
-    """Measure the speed that this machine sustains as a PS, in about a second.
+    """Measure the speed that this machine sustains as a PS. This takes about a second.
 
     Without torch, only multiplications are measured. The loss is then assumed to be as fast, and
     the optimizer to take no time.
@@ -69,7 +70,7 @@ def _graphs_here() -> float:
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:
-    """Return a function that runs both passes of an MLP."""
+    """Return a function that runs the forward and backward passes of an MLP."""
     import torch
     import torch.nn.functional as F
 
@@ -87,7 +88,7 @@ def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:
 
 
 def _loss(width: int, vocabulary: int, dtype: DType) -> Callable[[], None]:
-    """Return a function that runs both passes of an LM head and the cross-entropy."""
+    """Return a function that runs the forward and backward passes of an LM head and its loss."""
     import torch
     import torch.nn.functional as F
 
@@ -105,7 +106,7 @@ def _loss(width: int, vocabulary: int, dtype: DType) -> Callable[[], None]:
 
 
 def _update() -> Callable[[], None]:
-    """Return a function that reads one gradient, clips it, and updates its parameter by AdamW."""
+    """Return a function that copies and clips one gradient and updates its parameter by AdamW."""
     import torch
 
     received = torch.randn(_PARAMETERS)

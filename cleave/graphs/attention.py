@@ -33,7 +33,7 @@ def plain_attention(
     """Return a context manager in which a transformers model uses traceable attention.
 
     Args:
-        blocks: decides whether attention runs over blocks of queries, and the size of a block.
+        blocks: determines whether attention runs over blocks of queries, and the block size.
         packed: whether one sequence may contain several documents. If so, layers receive a mask
             even for a batch in which each sequence is one document.
 
@@ -71,7 +71,7 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention. The signature is that of transformers' attention functions.
+    """Compute attention, with the signature of transformers' attention functions.
 
     Args:
         query: shape (batch, heads, queries, width).
@@ -80,15 +80,14 @@ def attention(
         attention_mask: a boolean mask that is true where a query attends to a key, or a mask that
             is added to the scores.
         scaling: factor by which scores are multiplied; by default 1 / sqrt(width).
-        is_causal: whether attention without a mask is causal; None for the module's `is_causal`.
+        is_causal: whether attention without a mask is causal. None uses the module's `is_causal`.
         softcap: bound on the scores, applied with tanh, as in Gemma 2.
 
     Returns:
         The output, shape (batch, queries, heads, width), and None instead of attention weights.
 
     Raises:
-        LayerGraphError: if `dropout` is not 0, or `others` has an unknown argument that is a tensor
-            or a float.
+        LayerGraphError: if `dropout` is not 0, or if `others` contains an unknown tensor or float.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
@@ -124,7 +123,7 @@ def attention(
 
 
 def _mask(*, packed: bool, **how: Any) -> Tensor | None:
-    """Return a layer's mask; None for causal attention without padding, packing or windows."""
+    """Return an attention mask; None if causal, without padding, packing or sliding windows."""
     from transformers.masking_utils import sdpa_mask
 
     if packed or how.get("attention_mask") is not None:
@@ -135,7 +134,7 @@ def _mask(*, packed: bool, **how: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Settings for attention in blocks of `rows` queries; the last block may contain fewer.
+    """Settings for attention in blocks of `rows` queries. The last block may be smaller.
 
     Scores are multiplied by `factor`, and then bounded by `softcap` with tanh. `causal` is ignored
     if attention has a mask.
@@ -157,7 +156,8 @@ def attention_in_blocks(
     Args:
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads, keys, width).
-        mask: shape (batch or 1, heads or 1, queries or 1, keys); see `attention`.
+        mask: a boolean or additive mask as in `attention`, shape (batch or 1, heads or 1, queries
+            or 1, keys).
 
     Returns:
         The attention output, shape (batch, queries, heads, width).
@@ -173,7 +173,7 @@ def attention_in_blocks(
 
 
 class _Attention(torch.autograd.Function):
-    """Autograd function for attention in blocks. It also works in `torch.func` and in traces."""
+    """Autograd function for attention in blocks. It supports `torch.func` and tracing."""
 
     @staticmethod
     def forward(
@@ -201,7 +201,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Autograd function for the backward pass, which `torch.func` requires to be separate."""
+    """Separate autograd function for the backward pass, as `torch.func` requires."""
 
     @staticmethod
     def forward(
@@ -269,7 +269,7 @@ class _Weights:
 
     Attributes:
         squeezed: tanh(scores / softcap), with the same shape; None if no softcap is set.
-        seen: true where a query attends to a key; None unless the mask is boolean or causal.
+        seen: true where a query attends to a key; None for additive masks and full attention.
     """
 
     weights: Tensor
@@ -308,7 +308,7 @@ class _Weights:
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return the query indices of a block. The last index is repeated in a short block."""
+    """Return the query indices of a block. A short block is padded with the last index."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 

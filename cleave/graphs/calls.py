@@ -27,7 +27,7 @@ class LayerCall:
         x, y: the layer's input and output, shape (batch, tokens, width).
         extras: the other tensor arguments by name (masks, position embeddings).
         in_tuple: whether the layer returns a tuple whose first element is the output.
-        hooked: message if hooks within the layer prevent its export; otherwise an empty string.
+        hooked: why hooks within the layer prevent its export; an empty string if none do.
     """
 
     model: nn.Module
@@ -52,7 +52,7 @@ class LayerCall:
         return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors in a later call's arguments by name. `args` excludes the input `x`.
+        """Return the tensor arguments of a later call by name. `args` excludes the input `x`.
 
         Raises:
             LayerGraphError: if argument names or non-tensor values differ from the recorded call.
@@ -94,7 +94,7 @@ def layer_calls(
 
     Args:
         model: a causal language model of transformers.
-        ids, mask, positions: the batch (see `called_with`).
+        ids, mask, positions: token IDs, mask and token positions (see `called_with`).
 
     Raises:
         LayerGraphError: if the model does not call each layer once, in order, with the output of
@@ -158,7 +158,7 @@ def _flattened(
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return a message if a submodule of a layer has hooks, which graphs ignore; otherwise "".
+    """Return a message if a submodule has hooks, because graphs ignore hooks; otherwise "".
 
     Raise LayerGraphError if the layer itself has hooks.
     """
@@ -173,7 +173,7 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return a layer's output tensor: the result, or its first element if it is a tuple.
+    """Return a layer's output tensor: `found`, or its first element if `found` is a tuple.
 
     Raises:
         LayerGraphError: if the output is not a tensor.
@@ -189,8 +189,8 @@ class Embedded:
     """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: input of the first layer. If `embed` returned it, autograd propagates its gradient to the
-            embedding.
+        x: input of the first layer. If `embed` returned `x`, autograd propagates the gradient of
+            `x` to the embedding.
         extras: for each layer, the other tensor arguments by name (see `LayerCall.extras`).
     """
 
@@ -208,7 +208,7 @@ class OutsideLayers:
     def embed(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Embedded:
-        """Return the arguments of all layers for a batch (see `called_with`).
+        """Return the arguments that the model passes to its layers (see `called_with`).
 
         Raises:
             LayerGraphError: if the model does not call all layers as recorded, or if a tensor

@@ -100,7 +100,7 @@ def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
 
 
 def _last_operation(rule: Any) -> Any:
-    """Return the domain and name of a pattern's last operation; None if it is not fixed."""
+    """Return the domain and name of a pattern's last operation, or None if it is not fixed."""
     try:
         named = rule._target_pattern.output_nodes[0].op_identifier()
     except (AttributeError, IndexError):

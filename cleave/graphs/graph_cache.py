@@ -51,7 +51,7 @@ class GraphCache:
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Hold an exclusive lock on a cache file within the context, if it can be acquired."""
+        """Hold an exclusive lock on a cache file within the context, if locking is possible."""
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)

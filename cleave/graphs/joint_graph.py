@@ -78,11 +78,11 @@ class Splitter:
 
         Args:
             outputs: names of the joint graph's outputs, in order.
-            of_forward: number of leading outputs that do not depend on the gradient.
+            of_forward: number of leading outputs that do not depend on the output gradient.
 
         Returns:
             The forward graph, a backward graph that recomputes activations, and a backward graph
-            that takes activations; and the number of elements per sample of each activation.
+            with activations as inputs; and the number of elements per sample of each activation.
         """
         found: list[Any] = list(self._joint.graph.find_nodes(op="output")[0].args[0])
         early, late = found[:of_forward], found[of_forward:]

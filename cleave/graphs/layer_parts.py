@@ -74,11 +74,11 @@ class LayerPart:
         }
 
     def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Select the layer's parameters and buffers from all graph inputs; return them by name."""
+        """Return the layer's parameters and buffers among the graph inputs `given`, by name."""
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
     def extras(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Select the layer's other tensor arguments from all graph inputs; return them by name."""
+        """Return the layer's other tensor arguments among the graph inputs `given`, by name."""
         return {n: given[names.extra(n)] for n in self.call.extras}
 
     @property
@@ -99,8 +99,8 @@ class LayerPart:
             dy: gradient of the part's output, same shape as `y`.
 
         Returns:
-            The gradients of the input and the parameters, by output name of the backward graphs. A
-            gradient is None if the output does not depend on the parameter.
+            The gradients of the input and the parameters. The keys are the output names of the
+            backward graphs. A gradient is None if the output does not depend on the parameter.
         """
         held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
         trained = [held[name].requires_grad_() for name in trainable]
@@ -132,12 +132,12 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part for sequences in chunks. The part must process tokens independently."""
+        """Return this part with sequences cut into chunks. It must process tokens independently."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Cut the layer into two parts of similar size. Return it uncut if no cut is suitable.
+        """Cut the layer into two parts of similar size. Return `[self]` if no cut is suitable.
 
         A trace shows where to cut. In most layers, only the sum of the layer's input and
         attention's output passes from attention to the MLP.
@@ -220,8 +220,8 @@ def _cuts(layer: LayerPart) -> Iterator[tuple[LayerPart, LayerPart]]:
     """Trace a layer's forward pass and yield the two parts of each possible cut.
 
     A cut is possible at a result with the shape of the layer's input, if the layer's output depends
-    on its input only through the result, and if the two parts share no trainable parameter. The
-    parts have the inputs and outputs of the whole layer.
+    on its input only through the result, and if the two parts share no trainable parameter. In the
+    yielded parts, `x` and `y` are still those of the whole layer.
     """
 
     def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -251,7 +251,7 @@ def _cuts(layer: LayerPart) -> Iterator[tuple[LayerPart, LayerPart]]:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and the nodes that it depends on by paths that avoid `without` and sizes."""
+    """Return a node and its dependencies, ignoring paths through `without` or through sizes."""
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -304,7 +304,7 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     """Export the graphs of a layer, or of a part of a layer.
 
     Raises:
-        LayerGraphError: if the layer cannot be exported as a graph; the message says why.
+        LayerGraphError: if the layer cannot be exported. The message states the reason.
     """
     batch = part.x.shape[0]
     if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:

@@ -32,7 +32,7 @@ class LossGraph:
 
     Attributes:
         graph: serialized ONNX model.
-        parameters: names, in the model, of the parameters and buffers that the graph takes.
+        parameters: names in the model of the parameters and buffers that the graph needs.
         trainable: names of the parameters for which the graph returns a gradient.
     """
 
@@ -45,7 +45,8 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     """Export everything after a causal language model's last layer as one graph.
 
     Raises:
-        LayerGraphError: if this part of the model cannot be exported; the message says why.
+        LayerGraphError: if this part of the model cannot be exported. The message states the
+            reason.
     """
     outside = OutsideLayers(model, calls)
     held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -83,7 +84,7 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
 
 
 def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters and buffers among a graph's inputs, by name in the model."""
+    """Return the parameters and buffers among a graph's inputs, by their names in the model."""
     prefix = names.parameter("")
     return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
 
@@ -109,9 +110,9 @@ class SliceGraphs:
 
     Attributes:
         forward, backward: serialized ONNX models.
-        parameters: names, in the model, of the parameters and buffers that the graphs take.
+        parameters: names in the model of the parameters and buffers that the graphs need.
         trainable: names of the parameters for which the backward graph returns a gradient.
-        cut: names of the parameters of which a slice takes only its own rows.
+        cut: names of the LM head's parameters. Each slice uses only its own rows of these.
     """
 
     forward: bytes
@@ -127,7 +128,7 @@ def export_slice(
     """Export the graphs of a slice with `rows` LM head rows. `loss` is the graph of the whole loss.
 
     Raises:
-        LayerGraphError: if the loss cannot be cut into slices; the message says why.
+        LayerGraphError: if the loss cannot be cut into slices. The message states the reason.
     """
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
@@ -186,7 +187,7 @@ def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
 
 
 def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:
-    """Combine the forward outputs of all slices, each of shape (tokens, 2).
+    """Compute the loss from the forward outputs of all slices, each of shape (tokens, 2).
 
     Returns:
         The loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).

@@ -1,4 +1,4 @@
-"""Export all graphs of a model: the loss, and the passes of each kind of layer."""
+"""Export all graphs of a model: the forward and backward passes of its layers, and the loss."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ModelGraphs:
         loss: the graph of everything after the last layer; None if it was not requested.
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
             head rows; None if the loss cannot be cut into slices or was not requested.
-        refused: reason why a layer cannot be exported, by index of the layer.
+        refused: reasons why the remaining layers cannot be exported, by layer index.
     """
 
     calls: Sequence[LayerCall]
@@ -73,7 +73,7 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return a model's graphs from the cache. Export each missing graph, which takes seconds.
+    """Return a model's graphs from the cache, exporting each missing graph in a few seconds.
 
     Args:
         model: a causal language model of transformers.
@@ -84,11 +84,11 @@ def model_graphs(
         in_parts: whether to cut layers into two parts with separate graphs, where possible.
         pieces: number of sequence chunks for parts that process each token independently.
         with_loss: whether to export everything after the last layer, including the loss.
-        progress: called with a description of the graph before each export.
+        progress: called before each export with a description of the graph.
 
     Raises:
         LayerGraphError: if no layer can be exported, or the loss cannot be exported. The message
-            says why.
+            states the reason.
     """
     if getattr(model.config, "output_router_logits", False):
         raise LayerGraphError(
@@ -220,7 +220,7 @@ def _refuse_other_attention(
 ) -> None:
     """Raise LayerGraphError if `plain_attention` changes the output of the model's last layer.
 
-    `called` holds the keyword arguments of the recorded forward pass.
+    `called` contains the keyword arguments of the recorded forward pass.
     """
     found: list[Tensor] = []
 

@@ -59,8 +59,8 @@ def graph_key(
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
-        path: the module's name in the model. It is removed from attribute values, in which adapters
-            store it.
+        path: the module's name in the model. Adapters store this name in attributes, where the
+            digest ignores it.
         without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}
@@ -89,7 +89,8 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
     """Return a digest of everything that the graphs of a model's decoder layers depend on.
 
     The digest covers the identity, shape, dtype, device and `requires_grad` of all tensors of the
-    model. It covers neither the tensors' values (see `content`) nor code outside the layers.
+    model. It covers neither the tensors' values (see `content`) nor code outside the layers and
+    attention.
     """
     describer = _Describer("", _names_of(model))
     described = [
@@ -181,7 +182,7 @@ class _Describer:
     A value of an unknown kind is described by its `repr`, which may contain its memory address.
 
     Args:
-        path: name of a module, which is removed from all descriptions.
+        path: name of a module. The name is removed from all descriptions.
         known: names of the modules that are described elsewhere, by `id`.
     """
 
@@ -191,7 +192,10 @@ class _Describer:
         self._under_way: list[int] = []  # ids of the enclosing values, to detect reference cycles
 
     def of(self, held: Any, depth: int) -> Any:
-        """Describe a value and its nested values; below `depth` levels, only by memory address."""
+        """Describe a value and up to `depth` levels of nested values.
+
+        Deeper values are described only by their type and memory address.
+        """
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -210,7 +214,7 @@ class _Describer:
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of a class's or function's source file, or else the qualified name."""
+        """Return a digest of the source file of a class or function, or else its qualified name."""
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:
@@ -240,7 +244,7 @@ class _Describer:
         return self._without_path(repr(held))
 
     def _function(self, held: Any, depth: int) -> Any:
-        """Describe a function with its closure and defaults; None if `held` is not a function."""
+        """Describe a function, its closure and its defaults; return None for other objects."""
         if isinstance(held, functools.partial):
             parts = [held.func, held.args, held.keywords]
             return ["partial", *(self.of(part, depth) for part in parts)]
@@ -288,7 +292,7 @@ def _names(code: CodeType) -> list[str]:
 
 @functools.cache
 def _source(name: str) -> str:
-    """Return a digest of a Python module's source code; empty if it has no source code."""
+    """Return a digest of a Python module's source code, or "" if the source is unavailable."""
     module = sys.modules.get(name)
     try:
         return digest(inspect.getsource(module)) if module is not None else ""

@@ -42,7 +42,7 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 
 
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
-    """Return the attention mask that a model needs to separate documents; None if it needs none.
+    """Return the attention mask that a model needs to separate documents, or None if unneeded.
 
     The mask is boolean and causal, with the shape (batch, 1, tokens, tokens). `positions` is as
     in `called_with`.

@@ -17,16 +17,16 @@ _MOST_SAMPLES: Final = 65536
 
 
 class CoreAtenProgram(torch.export.ExportedProgram):
-    """An exported program in core ATen operations, whose decomposition step does nothing.
+    """An exported program in core ATen operations. Its decomposition step does nothing.
 
     The ONNX exporter would otherwise trace the program two more times to decompose its operations.
     """
 
     @classmethod
     def of(cls, part: Part) -> CoreAtenProgram | None:
-        """Convert a graph to a program without tracing it again; return None if that is impossible.
+        """Convert a traced graph to a program, or return None if a new trace is needed.
 
-        A graph must be traced again if it changes tensors in place, or if a loop body contains
+        A new trace is needed if the graph changes tensors in place, or if a loop body contains
         constant tensors.
         """
         nodes = list(all_nodes(part.graph))
@@ -64,7 +64,7 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Convert a program to a `CoreAtenProgram`, unless it changes tensors in place."""
+        """Convert a program to a `CoreAtenProgram`. Programs with in-place changes stay as is."""
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(
@@ -116,7 +116,7 @@ def changes_its_input(node: fx.Node) -> bool:
 def _with_constants(
     module: fx.GraphModule, names: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Return a graph in which the constant tensors `names` have become the first inputs.
+    """Return a graph in which the constant tensors named `names` are the first inputs.
 
     Also return the constant tensors by the names of the new input nodes.
     """

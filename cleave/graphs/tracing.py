@@ -112,8 +112,8 @@ def to_onnx_split(
         name: maps the index of an activation to its name.
 
     Returns:
-        The three graphs of `Splitter.split`, serialized, and the number of elements per sample of
-        each activation, by name.
+        Three serialized graphs: forward, backward with recomputed activations, and backward with
+        activations as inputs. Then the number of elements per sample of each activation, by name.
     """
     graph, inputs = core_aten(traced)
     refuse_chance(graph)
@@ -150,7 +150,7 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Convert an exception from torch to a message that says why a function cannot be exported."""
+    """Convert an exception from torch to the reason why a function cannot be exported."""
     name = _innermost(error)
     for part, kind in _KINDS.items():
         if re.search(part, name):
@@ -164,7 +164,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class name of the innermost non-torch module in a traceback; "code" if none."""
+    """Return the class name of the innermost non-torch module in a traceback, or else "code"."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -380,7 +380,7 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Serialize an exported model without metadata and check that it is within devices' limits."""
+    """Serialize an exported model without metadata, and check it against the devices' limits."""
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
     nodes = list(_nodes(model.graph))

@@ -63,7 +63,7 @@ class MatmulBackend(Protocol):
 
 
 class NumpyBackend:
-    """Multiplies matrices with numpy. 16-bit operands are upcast; each result is rounded once."""
+    """Multiplies matrices with numpy. Upcasts 16-bit operands and rounds each result once."""
 
     name = "numpy"
 
@@ -136,7 +136,7 @@ def backend_named(name: str) -> MatmulBackend:
 
 
 def torch_devices() -> list[str]:
-    """Return the names of the devices that torch can use; empty if torch is not installed."""
+    """Return the names of the devices that torch can use, or [] if torch cannot be imported."""
     try:
         import torch
     except (ImportError, OSError):  # not installed, or one of its libraries is missing
@@ -192,8 +192,8 @@ def sustained_s(
 ) -> float:
     """Return the mean duration of `run` in seconds, over at least `least_s` seconds.
 
-    All repetitions count, not only the fastest: a single repetition may be a burst, at a speed that
-    a CPU quota, the turbo clock or heat does not allow for long.
+    The mean covers all repetitions. A single repetition may run at a burst speed that the CPU
+    quota, the turbo clock or the temperature does not allow for long.
     """
     run()  # warm-up: starts threads and loads kernels
     start_s, took_s, count = clock(), 0.0, 0
@@ -211,7 +211,7 @@ def measure(
     *,
     least_s: float = SUSTAINED_S,
 ) -> Speed:
-    """Measure the throughput that a backend sustains; see `sustained_s`.
+    """Measure the throughput that a backend sustains, in FLOP/s (see `sustained_s`).
 
     Args:
         side: number of rows and columns of the square operands.
@@ -236,10 +236,11 @@ are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare a backend's matrix products with fp64 results; return the first fault, or None.
+    """Describe the first wrong matrix product of a backend; return None if all are right.
 
-    Tests cover all dtypes and accumulation modes, with at most one operand transposed. They detect
-    backends that silently compute with reduced precision, such as TF32 or 16-bit sums.
+    The products are compared with fp64 results, for all dtypes and accumulation modes, and with at
+    most one operand transposed. This detects backends that silently compute with reduced precision,
+    such as TF32 or 16-bit sums.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -273,7 +274,7 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that is available on this machine, with its full name, such as `torch:cuda`."""
+    """A backend that is available on this machine. `name` is its full name (`torch:cuda`)."""
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -284,7 +285,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return the backends available on this machine; without `torch`, only numpy."""
+    """Return the backends available on this machine, or only numpy if `torch` is false."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -315,7 +316,7 @@ def choose(
 
     Args:
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
-        available: candidates; None for all backends that are available on this machine.
+        available: candidates. None considers all backends available on this machine.
         notify: called with a message for each candidate that fails or computes wrong results.
 
     Raises:

@@ -45,7 +45,7 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An array's shape, ONNX element type and, if they are tracked, elements (rank 0 or 1 only)."""
+    """An array's shape, ONNX element type and, if tracked, elements (only for rank 0 or 1)."""
 
     shape: Shape
     type: int
@@ -106,5 +106,5 @@ class Operation:
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error for a result whose shape cannot be computed, for the reason `what`."""
+        """Return the error for a result whose shape is unknown. `what` is the reason."""
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

@@ -33,7 +33,7 @@ _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
 
 
 def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names of the installed execution providers."""
+    """Return ONNX Runtime's names for the installed execution providers."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -47,14 +47,14 @@ def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
 
 
 class GraphChoice:
-    """Opens sessions for graphs with the best provider, which the first call chooses.
+    """Opens sessions for graphs with the best provider. The first call chooses the provider.
 
     The choice is deferred because it imports ONNX Runtime, and most devices never receive a graph.
     This class is not thread-safe.
 
     Args:
         asked: the provider to use if it is available and has full fp32 precision; otherwise the CPU
-            is used. None to choose among all providers.
+            is used. None means that all providers are considered.
         notify: called with a message for each provider that is chosen or rejected, and for each
             graph that the CPU must run completely or in large part.
     """
@@ -75,7 +75,7 @@ class GraphChoice:
         self._fault = ""  # why the last rejected setup must not be used
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session with the chosen provider; the CPU runs unsupported operations or graphs.
+        """Open a session with the chosen provider. The CPU runs unsupported operations or graphs.
 
         Args:
             given: dtype of each graph input; None for inputs that are not floating-point. On the
@@ -128,7 +128,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Return why a setup fails the self-test; None if it passes."""
+        """Return the reason why a setup fails the self-test, or None if the setup passes."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -155,7 +155,10 @@ _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test graph with inputs and fp64 outputs; `each`: errors are relative to each element."""
+    """A test graph with its inputs and the expected fp64 outputs.
+
+    Errors are relative to each element if `each` is true, and otherwise to the largest element.
+    """
 
     name: str
     model: bytes
@@ -164,7 +167,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: GraphSession) -> float:
-        """Run the trial; return the largest relative error (infinity for NaN or a wrong shape)."""
+        """Run the trial and return the largest relative error (infinite for NaN or bad shapes)."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -186,7 +189,7 @@ class Accuracy:
 
 
 def accuracy(open_graph: Callable[[bytes], GraphSession]) -> Accuracy:
-    """Run all trials and return the worst result; `open_graph` opens a session for a model."""
+    """Run all trials and return the worst result. `open_graph` opens a session for a model."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 
@@ -208,7 +211,7 @@ def trials() -> Iterator[Trial]:
 
 
 def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
-    """Return a trial of long dot products, whose results are small compared with the terms."""
+    """Return a trial of long dot products in which the terms largely cancel."""
     model = written(
         [
             Node("MatMul", ["x", "w"], ["y"]),

@@ -79,7 +79,7 @@ class GraphMemory:
         """Return a run's working memory in bytes, excluding the run's inputs and stored outputs.
 
         Args:
-            given: the array for each graph input, in order; constants are not inputs.
+            given: the array for each graph input, in order, excluding constants.
             kept: whether each output is stored on the device, in order.
 
         Raises:
@@ -224,7 +224,7 @@ class _Pass:
         return Made([*held, *rest], inside.peak_bytes(set(), {}) + turning)
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return True if an input's only use is an addition whose stored result has its shape."""
+        """Return True if an input's only use is an addition with a stored result of equal shape."""
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
             return False
@@ -241,8 +241,8 @@ class _Pass:
 
         The result is the larger of two values: the peak in the model's order of operations, and 2/3
         of the peak if each operation runs as late as possible. ONNX Runtime uses the second order,
-        but fuses operations. `widened` maps each upcast input to the size of its fp32 copy in
-        bytes.
+        but fuses operations. Outputs in `kept` are not counted. `widened` maps each upcast input
+        to the size of its fp32 copy in bytes.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -276,7 +276,7 @@ class _Pass:
         """Map the name of each computed array to the name of the array whose memory it uses.
 
         The name is empty for views of inputs and constants. It is also empty for a matrix product
-        that is only added to an input, because the stored sum's memory holds the product.
+        that is only added to an input, because the product is written to the sum's memory.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -306,7 +306,10 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the names of the transposes that are not copied: only matrix products use them."""
+        """Return the names of transposed arrays that are not copied.
+
+        Only matrix products use these arrays.
+        """
         found: set[str] = set()
         others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
@@ -323,7 +326,7 @@ class _Pass:
         return found
 
     def _late(self) -> Iterator[int]:
-        """Yield the indices of the operations in an order that runs each as late as possible.
+        """Yield the operations' indices in an order that runs each operation as late as possible.
 
         The order is the postorder of a depth-first traversal from the operations whose outputs no
         operation uses. The traversal visits operations that are later in the model first.
@@ -388,7 +391,7 @@ def _open(sizes: Sequence[int | str]) -> int:
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return an input's `Sized`; compute its dynamic dimension from the number of elements."""
+    """Return an input's `Sized`, with the dynamic dimension computed from the element count."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -425,7 +428,7 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Parse a serialized graph. A subgraph's input types are set later, by its operation."""
+    """Parse a serialized graph. The types of a subgraph's inputs are determined later."""
     graph = _Graph()
     for number, value in onnx.parts(memoryview(message)):
         match number:

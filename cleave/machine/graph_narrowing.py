@@ -1,4 +1,4 @@
-"""Rewrites graphs to take 16-bit inputs and upcast each input where it is used, to save memory.
+"""Rewrites graphs to accept 16-bit inputs and upcast them at each use, to save memory.
 
 A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple the parameters'
 memory. In a rewritten graph each use has its own `Cast`, so a matrix exists in fp32 only during one
@@ -20,9 +20,9 @@ _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return an equivalent model that takes 16-bit inputs where `given` specifies a 16-bit dtype.
+    """Return an equivalent model that accepts 16-bit inputs where `given` has a 16-bit dtype.
 
-    Inputs with a dynamic shape stay fp32: they are activations, whose dtype may vary between runs.
+    Inputs with a dynamic shape stay fp32. They are activations, whose dtype may vary between runs.
 
     Args:
         given: dtype of the array for each input, in order; None for other element types.
@@ -44,7 +44,7 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
 
 
 class _Narrowing:
-    """Rewrites a graph to take the 16-bit inputs in `dtypes`.
+    """Rewrites a graph to accept the 16-bit inputs in `dtypes`.
 
     The rewritten graph lists all casts first. ONNX Runtime computes an operation's inputs in
     reverse order of their listing. So each cast runs right before the operation that uses it.
@@ -86,7 +86,7 @@ class _Narrowing:
         return b"".join((*rest, onnx.content(onnx.ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Add a cast of a 16-bit parameter; return the result's name, or else `name` unchanged."""
+        """Add a cast if `name` is a 16-bit parameter. Return the result's name, or else `name`."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -102,7 +102,7 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return an input's serialized description; change the element type of a 16-bit input."""
+        """Return an input's serialized description, with the element type of 16-bit inputs set."""
         parts = list(onnx.fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == onnx.ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
@@ -160,7 +160,7 @@ def _renamed(node: onnx.OnnxNode, inputs: Sequence[str], outputs: Sequence[str])
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Serialize a parsed field. The ONNX messages that are parsed have no fixed-length fields."""
+    """Serialize a parsed field. The messages rewritten here have no fixed-length fields."""
     return (
         onnx.integer(number, value)
         if isinstance(value, int)

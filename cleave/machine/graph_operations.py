@@ -40,7 +40,11 @@ _Rule: TypeAlias = Callable[[Operation, Sized, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return an operation's `Made`; raise UnboundedError if the shapes cannot be computed."""
+    """Return an operation's outputs and temporary memory.
+
+    Raises:
+        UnboundedError: if the operation is unsupported or a shape cannot be computed.
+    """
     rule = _RULES.get(operation.name)
     if rule is None:
         raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
@@ -59,7 +63,7 @@ def _input(operation: Operation, given: Given, number: int) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an integer input; raise UnboundedError if they are not tracked."""
+    """Return the elements of an integer input, or raise UnboundedError if they are not tracked."""
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -97,7 +101,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return the `Sized` of an array, with the elements of a small integer or boolean array."""
+    """Return an array's `Sized`, with elements only for a small integer or boolean array."""
     if (
         values is None
         or type not in FOLLOWED
@@ -112,7 +116,7 @@ def followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the `Sized` of an elementwise result, whose tracked elements `each` computes."""
+    """Return the `Sized` of an elementwise result. `each` computes one tracked element."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -130,7 +134,7 @@ def _one_by_one(
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make an integer calculation return None if an operand is too large to be tracked exactly."""
+    """Wrap a calculation to return None if an operand is too large to be tracked exactly."""
 
     def calculated(*numbers: int) -> int | None:
         if any(abs(number) >= LARGEST_NUMBER for number in numbers):

@@ -49,7 +49,8 @@ class Kept:
         value: the output array; None until it is computed.
         replaces: older output with the same ID, which is an input of the run that computes this
             output; None after the run, or if this output replaces no older output.
-        returned: whether a `result` shares the array's memory, so that it must not be overwritten.
+        returned: whether a `result` message shares the array's memory. If so, the memory must not
+            be overwritten.
     """
 
     nbytes: int
@@ -88,7 +89,7 @@ GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 class GraphRun:
     """A request to run a graph.
 
-    A successful run sets the value of every stored output; a failed run sets none. An output may
+    A successful run sets the values of all stored outputs. A failed run sets none. An output may
     reuse the memory of the older output that it replaces. The older output's value is discarded
     even if the run fails.
 
@@ -133,7 +134,7 @@ MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session; `given` is the dtype of each input, or None if not floating-point."""
+    """Open a CPU session. `given` is each input's dtype, or None if it is not floating-point."""
     return GraphSession(narrowed(model, given))
 
 
@@ -142,7 +143,7 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph and store its outputs; return the run time in seconds.
+    """Run a graph, store its outputs and return the run time in seconds.
 
     The run time does not include opening the session.
 
@@ -212,7 +213,7 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the session of a request's graph; reopen the session if an input's dtype changed."""
+    """Return the session of a request's graph, reopening it if an input's dtype has changed."""
     given = [
         array.dtype if isinstance(array, StoredArray | Concatenated) else None
         for array in order.inputs
@@ -229,14 +230,14 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return True if an output may overwrite an input array, which must have no later use."""
+    """Return True if an output may overwrite an input array, because the array has no later use."""
     if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return the requested rows as bytes; raise GraphError if the array does not contain them."""
+    """Return the requested rows as bytes, or raise GraphError if the array lacks them."""
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
     if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):
@@ -264,7 +265,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return a stored array at an aligned address, which some processors require."""
+    """Return a stored array at an aligned address, as some processors require."""
     buffer = as_buffer(given)
     if not buffer.array.flags.aligned:
         buffer = given.payload = arrays.Buffer(buffer.array.copy(), buffer.dtype)
@@ -272,7 +273,7 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 
 
 def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Array:
-    """Return the array for a graph input in the graph's shape; zeros if `given` is None."""
+    """Return the array for a graph input, reshaped to `shape`; zeros if `given` is None."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if given is None:
         return np.zeros(sizes, np.float32)

@@ -20,7 +20,7 @@ from cleave.machine.onnx_graph import ProtobufError, read_graph
 
 
 class Provider(Enum):
-    """An execution provider of ONNX Runtime. The value is its name on the command line."""
+    """An execution provider of ONNX Runtime. Each value is the provider's command-line name."""
 
     CUDA = "cuda"
     COREML = "coreml"
@@ -47,7 +47,7 @@ class ProviderSetup:
 
     @property
     def runtime_name(self) -> str:
-        """Return ONNX Runtime's name of the provider."""
+        """Return ONNX Runtime's name for the provider."""
         return _RUNTIME_NAMES[self.provider]
 
     def __str__(self) -> str:
@@ -152,11 +152,11 @@ class GraphSession:
 
     Args:
         model: serialized ONNX model. References to external files are blocked.
-        threads: number of threads; None for the value of `OMP_NUM_THREADS`, as in numpy and torch,
+        threads: number of threads. None uses the value of `OMP_NUM_THREADS`, as numpy and torch do,
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.
-        shares_memory: whether to allocate from the arena that sessions of this process share, which
-            is never freed. Otherwise the session keeps the memory of its largest run.
+        shares_memory: whether to allocate from the arena that the sessions of this process share.
+            The arena is never freed. If false, the session keeps the memory of its largest run.
 
     Attributes:
         inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
@@ -164,7 +164,7 @@ class GraphSession:
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
         on_cpu: number of operations, by name, that the CPU runs instead of the provider; empty if
-            ONNX Runtime is too old to report it.
+            ONNX Runtime is too old to report these operations.
 
     Raises:
         GraphError: if ONNX Runtime is missing, lacks the provider or refuses the model.
@@ -234,7 +234,15 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
+        """Run the graph and return outputs by name.
+
+        Args:
+            given: input arrays by name.
+            wanted: names of the outputs to return; None for all outputs.
+
+        Raises:
+            GraphError: if an input is missing or the run fails.
+        """
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
@@ -317,7 +325,7 @@ def _on_cpu(session: Any) -> Counter[str]:
 
 @cache
 def _make_shared_memory() -> None:
-    """Create the arena that sessions of this process share; later calls do nothing."""
+    """Create the arena that the sessions of this process share. Later calls do nothing."""
     import onnxruntime as ort
 
     memory = ort.OrtMemoryInfo(

@@ -28,10 +28,10 @@ _ROWS: Final = 2
 def measured_graphs(
     make_session: Callable[[bytes], Any], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return the FLOP/s that this machine sustains in a layer as wide as OPT-125M's.
+    """Return the FLOP/s that this machine sustains in a layer of OPT-125M's width.
 
-    Times the forward pass for 2 sequences of 128 tokens. At 100 GFLOP/s, this takes 0.4 s. Returns
-    0 if this machine cannot run graphs.
+    The forward pass is timed for 2 sequences of 128 tokens. At 100 GFLOP/s, this takes 0.4 s. The
+    result is 0 if this machine cannot run graphs.
 
     Args:
         make_session: opens a session for a serialized graph, such as
@@ -55,7 +55,7 @@ def measured_graphs(
 
 
 def layer_flops() -> float:
-    """Return the FLOPs of the matrix multiplications in `layer`; a multiply-add counts as two."""
+    """Return the FLOPs of the matrix multiplications in `layer`, with two per multiply-add."""
     tokens = _ROWS * _TOKENS
     return 2 * tokens * 12 * _WIDTH**2 + 2 * tokens * 2 * _TOKENS * _WIDTH
 

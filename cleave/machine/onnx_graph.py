@@ -181,7 +181,7 @@ Bytes = bytes | memoryview
 
 @dataclass(slots=True)
 class OnnxNode:
-    """A node of a graph; `enclosed` contains the names of all arrays that its subgraphs use."""
+    """A node of a graph. `enclosed` contains the names of all arrays that its subgraphs use."""
 
     message: memoryview
     operation: str = ""
@@ -200,7 +200,7 @@ class OnnxGraph:
     nodes: Sequence[OnnxNode]
 
     def uses(self, name: str) -> int:
-        """Return the number of uses of an array by nodes, plus one if it is a graph output."""
+        """Return how many times nodes use an array, plus one if the array is a graph output."""
         return sum(node.inputs.count(name) + (name in node.enclosed) for node in self.nodes) + (
             name in self.outputs
         )
@@ -258,13 +258,13 @@ def _enclosed(graph: memoryview) -> set[str]:
 
 
 def name_in(message: memoryview, number: int) -> str:
-    """Return the last value of a message's string field `number`; an empty string if missing."""
+    """Return the last value of a message's string field `number`, or "" if it is missing."""
     found = [text(value) for part, value in parts(message) if part == number]
     return found[-1] if found else ""
 
 
 def text(value: memoryview) -> str:
-    """Decode the bytes of a string field as UTF-8; invalid bytes become surrogates."""
+    """Decode the bytes of a string field as UTF-8. Invalid bytes become surrogates."""
     return str(value, "utf-8", "surrogateescape")
 
 
@@ -281,7 +281,7 @@ _INTEGER, _TEXT = 2, 3  # ONNX's codes of attribute types
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a graph with an operation of ONNX's default domain, such as `MatMul`."""
+    """A graph node whose operation is in ONNX's default domain, such as `MatMul`."""
 
     operation: str
     inputs: Sequence[str]

@@ -1,4 +1,4 @@
-"""Reads the description, kind and sensors of this machine. Unavailable values are None.
+"""Reads the description, kind and sensors of this machine.
 
 Sensors are read from `/sys`, on Linux only. On other systems, only the description is available,
 from `psutil` and `platform`.
@@ -27,12 +27,12 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A description of this machine. Unknown strings are empty; other unknown values are None.
+    """A description of this machine. Unknown strings are empty, other unknown values None.
 
     Attributes:
         cores: number of cores that this process may use.
         system: name and release of the operating system, and processor architecture.
-        board: name of the machine in its device tree; empty for PCs.
+        board: name of the machine in its device tree; empty if it has no device tree.
     """
 
     cpu: str
@@ -44,7 +44,7 @@ class Machine:
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """Describe this machine; `root` is the folder that contains `proc` and `sys`."""
+    """Describe this machine. `root` is the folder that contains `proc` and `sys`."""
     return Machine(
         cpu=_cpu_name(root),
         cores=len(usable_cores()),
@@ -86,7 +86,7 @@ _CONTAINER_MEMORY: Final = (
 
 
 def total_memory_bytes() -> int | None:
-    """Return the machine's total memory in bytes; None if the system does not expose it."""
+    """Return the machine's total memory in bytes; None if unknown."""
     with suppress(ImportError):
         import psutil
 
@@ -97,7 +97,7 @@ def total_memory_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """Return the memory that a new process can use, in bytes; None if it is unknown."""
+    """Return the memory that a new process can use, in bytes; None if unknown."""
     try:
         import psutil
     except ImportError:
@@ -146,7 +146,7 @@ class Sensors:
             yield from _celsius(read_file(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
-        """Return the mean current frequency of all cores in Hz; None if unknown."""
+        """Return the mean current frequency in Hz of all cores; None if unknown."""
         folder = self._root / "sys/devices/system/cpu"
         files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
         kilohertz = [value for file in files if (value := _number(file)) is not None]
@@ -196,7 +196,7 @@ class EnergyCounter:
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the energy since the previous call in J; 0 at the first call or if unreadable."""
+        """Return the energy in J since the previous call; 0 at the first call or if unreadable."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -207,10 +207,10 @@ class EnergyCounter:
 
 
 class PowerMeter:
-    """Measures this machine's energy and mean power between the first and last call of `sample`.
+    """Measures this machine's energy and mean power between the first and last `sample` calls.
 
-    RAPL counters are used if available, otherwise batteries. `source` describes the sensors to
-    users; it is empty if the machine has no such sensors.
+    RAPL counters are used if available, and otherwise batteries. `source` is a user-facing
+    description of the sensors. It is empty if the machine has neither.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -231,7 +231,7 @@ class PowerMeter:
         return bool(self.source)
 
     def sample(self) -> None:
-        """Add the energy used since the last call. Call again before a counter overflows twice."""
+        """Update the total energy. Call this method again before a counter overflows twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -243,12 +243,12 @@ class PowerMeter:
 
     @property
     def joules(self) -> float | None:
-        """Return the energy between the first and the last sample in J; None if unknown."""
+        """Return the energy in J between the first and the last sample; None if unknown."""
         return None if self.watts is None else self._joules
 
     @property
     def watts(self) -> float | None:
-        """Return the mean power between the first and the last sample in W; None if unknown."""
+        """Return the mean power in W between the first and the last sample; None if unknown."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
@@ -262,7 +262,7 @@ class SessionEnergy:
         meter.sample()
 
     def telemetry(self) -> dict[str, float]:
-        """Return the telemetry value `energy_j`; an empty map if the energy is unknown."""
+        """Return the telemetry value `energy_j` in J; an empty dictionary if it is unknown."""
         self._meter.sample()
         joules = self._meter.joules
         return {} if joules is None else {"energy_j": joules}

@@ -43,10 +43,11 @@ def plan_batch(
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
-    """Return the model cut into the fastest number of micro-batches, and its stage plan.
+    """Return the model and its stage plan for the fastest number of micro-batches.
 
     Args:
-        cut: maps a number of micro-batches to the model with `rows` sequences cut into that number.
+        cut: returns the model for a given number of micro-batches, into which the `rows` sequences
+            are divided.
         in_parts: like `cut`, but divides each layer into attention and MLP. It is used only if the
             devices have too little memory for whole layers.
 
@@ -96,11 +97,11 @@ class Forecast:
         step_s: predicted time of the step in seconds; infinite if the method is impossible.
         downlink_bytes, uplink_bytes: traffic of all devices together.
         bottleneck: a sentence, without a full stop, that names what takes most of the time.
-        device_bytes: memory requirement of the device that needs the most.
+        device_bytes: memory that the device with the largest requirement needs.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
         refused: why the method is impossible, as shown to the user; empty if it is possible.
-        stages: the model cut into micro-batches, and the plan; None for other methods.
-        tiles: the plans of all matrix multiplications; None for other methods.
+        stages: the model and its plan for `Method.STAGES`; None for other methods.
+        tiles: the plans of all matrix multiplications for `Method.TILES`; otherwise None.
     """
 
     method: Method
@@ -116,7 +117,7 @@ class Forecast:
 
 
 def refused(method: Method, reason: str) -> Forecast:
-    """Return the forecast of an impossible method, with infinite step time."""
+    """Return the forecast of an impossible method, with an infinite step time."""
     return Forecast(method, float("inf"), refused=reason)
 
 
@@ -125,7 +126,8 @@ class StepForecaster:
     """Forecasts training steps of one model with a fixed batch size.
 
     Attributes:
-        cut, in_parts: see `plan_batch`; `in_parts` is None if the layers cannot be divided.
+        cut: returns the model for a given number of micro-batches.
+        in_parts: like `cut`, but divides each layer into attention and MLP; None if impossible.
         rows: number of sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
         kept_bytes: size per token of the activations, over all layers, that the PS retains if it
@@ -222,7 +224,7 @@ class StepForecaster:
         """Return the step time by stages, in seconds, if the PS's computer is also a device.
 
         Args:
-            found: the model, cut into micro-batches, and the plan for `devices` alone.
+            found: the model, and its plan for `devices` alone.
             memory_bytes: memory that the PS's computer offers as a device.
 
         Returns:
@@ -304,7 +306,7 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the forecast as `chosen` does, but without an error for an impossible method."""
+        """Return the same forecast as `chosen`, even if the requested method is impossible."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
         order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
@@ -343,7 +345,7 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """Step times of one batch: by stages (infinite if impossible), and on the PS alone."""
+    """Step times of one batch in seconds: by stages (infinite if impossible), and on the PS."""
 
     rows: int
     stages_s: float
@@ -361,7 +363,7 @@ class Crossing:
 
     Attributes:
         points: the batches that were tried, in ascending order of batch size.
-        below: the largest batch tried for which stages do not win; None if they win every time.
+        below: the largest batch tried for which stages do not win; None if stages always win.
         above: the smallest batch tried for which stages win; None if stages never win.
     """
 

@@ -34,11 +34,11 @@ class DeviceRates:
     Attributes:
         device: the scheduler's ID of the device.
         flops_per_s: throughput in matrix multiplication.
-        latency_s: one-way latency, the same in both directions.
+        latency_s: one-way latency in seconds, the same in both directions.
         memory_bytes: memory that the device offers to Cleave.
-        dtypes: protocol names of the dtypes of matrices that the device can multiply.
+        dtypes: protocol names of the matrix dtypes that the device can multiply.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
-            direction; see `cleave.planner.coding`.
+            direction (see `cleave.planner.coding`).
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
     """
 
@@ -123,7 +123,7 @@ class StepGemm:
     """A GEMM that each of ``count`` Linear modules of the same shape needs in a training step.
 
     Attributes:
-        count: number of layers; 1 for a Linear outside the layers.
+        count: number of layers that contain the Linear; 1 for a Linear outside the layers.
         name: name of the Linear, such as "fc1".
         after_sibling: whether a Linear of the same shape and with the same input is computed
             earlier in the same pass.
@@ -236,7 +236,8 @@ class Plan:
         fill_s: predicted time in seconds that the actual, finite number of strips adds.
         bound_s: lower bound on the time of any plan with one tile per device; 0 if unknown.
         regions: the regions that C is divided into; empty for a plan that reuses operands.
-        columns_cut_n: True if columns divide n and a slab's rows divide m; False for the reverse.
+        columns_cut_n: True if the columns of the layout divide n, and the rows of a slab divide m;
+            False for the reverse.
     """
 
     gemm: Gemm
@@ -283,10 +284,10 @@ class Planner(Protocol):
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """Plan one GEMM.
+        """Return a plan that divides one GEMM into tiles for devices.
 
         Args:
-            gemm: the GEMM; each side is at least 1.
+            gemm: the GEMM. Each dimension is at least 1.
             devices: devices of the fleet, at least one. The plan may leave some devices idle.
             residencies: sets of tiles whose operands devices already hold. The plan reuses one
                 of these sets if that shortens the predicted time.
@@ -302,7 +303,7 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan the part of a GEMM that a lost device has not finished, as a separate GEMM.
+        """Return a plan for what a lost device has not finished, given as a separate GEMM.
 
         Implementations must be fast, because the whole GEMM waits for this part.
 

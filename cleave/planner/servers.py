@@ -57,7 +57,7 @@ class SharedWeights:
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return how many bytes each server sends to the others in a step; it receives as many.
+    """Return how many bytes each server sends to the others, and receives, in a step.
 
     `weights` is None if each server holds the whole model.
     """
@@ -72,9 +72,9 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return the time of the exchange between servers in seconds, assuming no other traffic.
+    """Return the time in seconds of the exchange between servers, assuming no other traffic.
 
-    `card` holds the rates of each server's network card; None if it is never the bottleneck.
+    `card` contains the rates of each server's network card; None if it is never the bottleneck.
     """
     if card is None:
         return 0.0
@@ -108,7 +108,7 @@ class ServersPlan:
     """The forecast of a step on several servers.
 
     Attributes:
-        devices, rows: number of devices, and of sequences, on the server with the most.
+        devices, rows: largest number of devices, and of sequences, on any server.
         slowest: the forecast of the slowest server's fleet.
         exchanged_bytes: number of bytes that each server sends to the others in a step.
         server_bytes: memory of one server. Optimizer moments are sharded across the servers. So are
@@ -173,7 +173,7 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Return a sentence that says whether more servers are faster and how long the exchange takes.
+    """Return a sentence about whether more servers are faster and how long the exchange takes.
 
     `plans` are in ascending order of the number of servers.
     """

@@ -1,1 +1,1 @@
-"""The protocol between the PS and its clients; `docs/protocol.md` is normative."""
+"""The protocol between the PS and its clients. `docs/protocol.md` is normative."""

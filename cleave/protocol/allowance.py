@@ -22,7 +22,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, count: float, now_s: float) -> bool:
-        """Take `count` tokens; return False without taking any if fewer are available."""
+        """Remove `count` tokens and return True, or return False if fewer are available."""
         back = max(0.0, now_s - self._at_s) * self._per_s
         self._tokens = min(self._most, self._tokens + back)
         self._at_s = now_s
@@ -40,7 +40,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message; describe the exceeded limit, or return an empty string."""
+        """Count an unrequested message. Return the exceeded limit; empty if none is exceeded."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -77,7 +77,7 @@ class CancelledRuns:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """Record a response to `run`; remove the runs cancelled before `run` was sent."""
+        """Record a response to `run`, and remove the runs cancelled before `run` was sent."""
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -89,7 +89,7 @@ class CancelledRuns:
         return run in self._runs
 
     def answered(self, run: int) -> bool:
-        """Return True for the first response to a cancelled run and remove the run."""
+        """Return True for the first response to a cancelled run, and stop tracking the run."""
         return self._runs.pop(run, None) is not None
 
     @property

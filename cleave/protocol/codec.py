@@ -46,7 +46,7 @@ def payload_bytes(payload: Any) -> int:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Encode a message; return the header and, if the message has a payload, the payload.
+    """Encode a message. Return the header and, if the message has a payload, the payload.
 
     Raises:
         ProtocolError: if a field cannot be encoded, the peer would reject the fields, or the
@@ -196,7 +196,7 @@ def _fields(cls: type[Any]) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """The decoder of one message type; `read` returns the message without its payload."""
+    """The decoder of one message type. `read` returns the message without its payload."""
 
     cls: type[Any]
     has_payload: bool

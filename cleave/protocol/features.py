@@ -15,7 +15,7 @@ ALL: Final = tuple(feature.value for feature in Feature)  # the supported featur
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:
-    """Return the features that a device names in `hello`; `graphs`: whether it can run graphs."""
+    """Return the features for a device's `hello`. `graphs`: whether the device can run graphs."""
     return tuple(f.value for f in Feature if graphs or f is not Feature.GRAPHS)
 
 
@@ -28,7 +28,7 @@ def agreed(hello: Hello) -> frozenset[Feature]:
 
 
 def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Feature]:
-    """Return the features that a device may use: all that are in both `offered` and `welcome`."""
+    """Return the features that a device may use: those in both `offered` and `welcome`."""
     return frozenset(feature for feature in offered if feature.value in welcome.features)
 
 

@@ -202,7 +202,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: concatenate the rows of arrays `ids` into a new array `id`; delete `ids`."""
+    """PS to device: concatenate the rows of arrays `ids` into a new array `id`. Delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -215,7 +215,8 @@ class RunGraph:
     """PS to device: run a graph, store its outputs, and respond with `computed`.
 
     `inputs` and `outputs` are array IDs in the graph's order. An input with ID 0 is an array of
-    zeros. An output with ID 0 is discarded. `output_bytes`: sizes of the other outputs in bytes.
+    zeros. An output with ID 0 is discarded. `output_bytes` contains the sizes of the
+    other outputs in bytes.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -306,7 +307,7 @@ class Cancel(_Always):
 
 @dataclass(slots=True)
 class Measured:
-    """PS to device: the link rates that the device asked the PS to measure. `bye` follows."""
+    """PS to device: the measured link rates that the device requested. `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE

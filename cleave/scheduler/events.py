@@ -26,7 +26,10 @@ class DeviceAside:
 
 @dataclass(slots=True)
 class DeviceBack:
-    """A device gets tasks again after `DeviceAside`. For `careful`, see `DeviceReady`."""
+    """A device gets tasks again after `DeviceAside`.
+
+    If `careful`, the device gets one run at a time until a correct result arrives.
+    """
 
     rates: DeviceRates
     careful: bool = False
@@ -108,7 +111,7 @@ class Paused:
 
 @dataclass(slots=True)
 class Tick:
-    """A periodic event. The scheduler detects late devices, and retries held tasks that are due."""
+    """A periodic event. The scheduler detects late devices and retries postponed tasks."""
 
 
 @dataclass(slots=True)

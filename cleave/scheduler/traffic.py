@@ -9,7 +9,7 @@ from typing import Self
 
 @dataclass(slots=True)
 class Sums:
-    """Base class of sets of sums. The operators `+` and `-` add and subtract each field."""
+    """Base class of dataclasses of counters. The operators `+` and `-` work field by field."""
 
     def __add__(self, more: Self) -> Self:
         return type(self)(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
@@ -46,7 +46,7 @@ class BytesByKind(Sums):
         return sum(getattr(self, f.name) for f in fields(self))
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
-        """Add `nbytes` to the counter of this kind of data."""
+        """Add `nbytes` to the counter for `kind`."""
         setattr(self, kind, getattr(self, kind) + nbytes)
 
 

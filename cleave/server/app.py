@@ -62,7 +62,12 @@ class App:
     def meter(
         self, server: Server, elsewhere: Sequence[WorkLog] = (), *, alone: bool = True
     ) -> JobMeter:
-        """Start an energy meter for a job. `elsewhere` are work logs of other servers."""
+        """Return a started energy meter for a job.
+
+        Args:
+            elsewhere: work logs of other servers.
+            alone: whether all servers run on this machine.
+        """
         return JobMeter([ServerLog(server.live, self.energy), *elsewhere], self.power, alone=alone)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:

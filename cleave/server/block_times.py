@@ -33,7 +33,7 @@ class BlockTimes:
 
     The times are estimated from the PS's send and receive times and the device's compute times. The
     estimate assumes that devices process messages in order and send each result immediately. Time
-    in system buffers counts as compute time or send time.
+    that data spends in system buffers counts as compute time or send time.
     """
 
     def __init__(self) -> None:

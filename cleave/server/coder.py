@@ -51,7 +51,7 @@ class Coder:
         return array
 
     async def put(self, put: Put, array: SharedArray) -> Put | PutCoded:
-        """Return a message with the compressed array, or `put` if compression saves no bytes."""
+        """Return a message with the compressed array, or `put` to send the array uncompressed."""
         found = await array.coded()
         return put if found is None else coding.with_coded(put, found)
 

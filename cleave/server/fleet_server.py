@@ -75,7 +75,7 @@ OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of a server, such as its address and which devices and operators it admits.
+    """Settings of a server, such as its address and the rules for admitting devices.
 
     Attributes:
         host: address to listen on; `0.0.0.0` for all network interfaces.
@@ -131,7 +131,7 @@ class Server:
     A server is a context manager: it closes when the `with` block ends.
 
     Attributes:
-        fleet: the connected devices, as training code uses them.
+        fleet: the connected devices, for use by training code.
         live: the fleet's runtime, for code that reads its state in the server's event loop.
         address: WebSocket URL of the server, without a credential.
         url: join URL for devices, including the device credential.
@@ -347,7 +347,7 @@ class Server:
         self.live.manager.credit(self.live.now())
 
     def progress(self) -> StepProgress | None:
-        """Return the current step's progress, if known. Call this in the server's event loop."""
+        """Return the current step's progress; None if unknown. Call this in the event loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:

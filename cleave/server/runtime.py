@@ -265,7 +265,7 @@ class LiveRuntime(Runtime):
             return  # `session` gets the same error from `receive`, and reports it
 
     async def _encoded(self, outgoing: _Outgoing) -> list[codec.Buffer]:
-        """Encode a message as a list of buffers. Compression and packing use threads."""
+        """Encode a message as a list of buffers. Compress or pack large arrays in threads."""
         message = outgoing.message
         if not isinstance(message, messages.Put):
             return encode(message)
@@ -310,7 +310,10 @@ class LiveRuntime(Runtime):
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Queue a message for a device. Drop it if the device has left or does not support it."""
+        """Queue a message for a device.
+
+        Drop the message if the device has left or does not support messages of this type.
+        """
         peer = self._peers.get(session)
         # A device that did not state a feature in its hello would reject the feature's messages.
         if peer is None or not may_send(message, peer.record.features):
@@ -429,9 +432,9 @@ class LiveRuntime(Runtime):
             self.tick()
 
     def tick(self) -> None:
-        """Tell the session manager which devices send data, and call its `tick`.
+        """Record which devices are sending data, and call the session manager's `tick`.
 
-        On a slow link, one message may take longer than a device may be silent.
+        On a slow link, receiving one message may take longer than a device may be silent.
         """
         now_s = self.now()
         for peer in self._peers.values():
@@ -453,7 +456,7 @@ class LiveRuntime(Runtime):
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Tell up to `count` idle devices to move to another server. Return the number told.
+        """Tell up to `count` idle devices to move to another server. Return how many were told.
 
         `address` is the other server's join URL without a credential. Only devices admitted before
         `admitted_before_s`, on the clock of `now`, are moved.
@@ -523,7 +526,10 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds. Raise FleetError if the fleet is closed first."""
+        """Poll a condition until it is True. Return False on timeout.
+
+        Raise FleetError if the fleet is closed before the condition is True.
+        """
 
         def met() -> bool:
             holds = condition()
@@ -624,7 +630,7 @@ def _name(record: Session) -> str:
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """Format a rate with the largest prefix (G, M, k) that leaves at least 1, or else with k."""
+    """Format a rate with the prefix G, M or k. Rates below 1000 also get the prefix k."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"

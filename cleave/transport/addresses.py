@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Return True for a loopback IP address; False for others, and for text that is no address."""
+    """Return True if `address` is a valid loopback IP address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -36,12 +36,12 @@ def is_loopback_address(address: str) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Return True if `host` stands for all addresses of this machine."""
+    """Return True if a server that listens on `host` listens on all addresses of this machine."""
     return host in ("", "0.0.0.0", "::")
 
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
-    """Return this machine's address on the network; an empty string without a network."""
+    """Return this machine's IP address on the network; an empty string if it has no network."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_ELSEWHERE[family], 9))
@@ -60,7 +60,10 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the names and addresses of a server; `interfaces` are the machine's IP addresses."""
+    """Return the host names and IP addresses of a server that listens on `host`.
+
+    `interfaces` are the IP addresses of this machine.
+    """
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
     elif is_loopback(host):
@@ -113,5 +116,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """Return a link that opens the Android app and joins the server of the page `page_url`."""
+    """Return a link that makes the Android app join the server whose page is at `page_url`."""
     return f"cleave://join?url={quote(page_url, safe='')}"

@@ -1,4 +1,4 @@
-"""Message connections over a WebSocket. A message is a byte string."""
+"""Connections that exchange messages (byte strings) over WebSockets."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class Connection(Protocol):
         """
 
     async def answers(self, within_s: float) -> bool:
-        """Ping the peer; return False if no byte moves for `within_s` seconds before the pong.
+        """Ping the peer; return True if it answers, False if the connection stalls.
 
-        On a slow link, the ping may wait a long time behind a message that this side sends, and the
-        pong behind a message that the peer sends.
+        A connection stalls if no data is transferred in either direction for `within_s` seconds. On
+        a slow link, the ping may wait a long time behind a message from this side, and the pong
+        behind a message from the peer.
         """
 
     async def close(self) -> None:
@@ -66,18 +67,18 @@ class Accepted(Connection, Protocol):
 
     @property
     def data_bytes(self) -> int:
-        """Return the received bytes of all messages, including an incomplete one."""
+        """Return the number of bytes received in all messages, including an incomplete message."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
+        """Accept messages large enough for awaited results, whose sizes `awaited` returns."""
 
     def dismiss(self) -> None:
-        """Ignore further messages from a device that was told why its session ends."""
+        """Ignore further messages from a device that has been told why its session is ending."""
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """The interface of WebSockets that inspect all received data, such as `GuardedConnection`."""
+    """Interface of a WebSocket that inspects all received data. See `GuardedConnection`."""
 
     cut_because: str
 
@@ -107,10 +108,10 @@ class ClientSocket(ClientConnection):
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """Numbers of bytes received, waiting for the operating system, and accepted by it.
+    """Numbers of bytes received, waiting in this process, and passed to the operating system.
 
-    The system accepts a few bytes even if the peer has vanished. While bytes wait, the system's
-    buffer is full, and it accepts more only if the peer receives some.
+    The system accepts a few bytes even if the peer has vanished. While bytes wait in this process,
+    the system's send buffer is full, and the system accepts more only after the peer receives some.
     """
 
     received_bytes: int
@@ -189,11 +190,11 @@ class WebSocketConnection:
 
     @property
     def data_bytes(self) -> int:
-        """Return the received bytes of all messages, if the socket is `Guarded`; otherwise 0."""
+        """Return the number of bytes received in all messages; 0 if the socket is not `Guarded`."""
         return self._guarded.data_bytes if self._guarded is not None else 0
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept larger messages, up to the awaited sizes, if the socket is `Guarded`."""
+        """Accept messages large enough for awaited results, if the socket is `Guarded`."""
         if self._guarded is not None:
             self._guarded.await_results(awaited)
 

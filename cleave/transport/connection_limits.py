@@ -3,7 +3,7 @@
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
 pending connections are limited per address and in total. At the total limit, a new connection
 replaces the oldest connection of the network with the most pending connections, unless the new
-connection's network has as many. So slow clients cannot block a fast client.
+connection's own network has equally many. So slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return limits reduced to fit `descriptors` file descriptors, some of which stay free."""
+        """Return these limits, reduced to fit `descriptors` file descriptors with some to spare."""
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
         operators = min(self.operators, usable // 4)
@@ -62,7 +62,12 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """A new pending connection's ticket; `instead_of`: ticket of a connection to close, or None."""
+    """The place of a new pending connection.
+
+    Attributes:
+        ticket: ticket of the new connection.
+        instead_of: ticket of the connection to close in exchange; None if a place was free.
+    """
 
     ticket: int
     instead_of: int | None = None
@@ -84,7 +89,7 @@ class PendingConnections:
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Register a new pending connection; return its `WaitingPlace`, or why it is refused."""
+        """Register a new pending connection; return its place, or the reason for refusing it."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -101,9 +106,9 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network that has the most tickets.
+        """Return the oldest ticket of the network with the most tickets.
 
-        Return None if `network` has as many.
+        Return None if `network` itself has equally many tickets.
         """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
@@ -122,7 +127,7 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return the key under which an address is limited: its IPv4 address or IPv6 /64 network."""
+    """Return the group that shares an address's limits: its IPv4 address or IPv6 /64 network."""
     return _within(address, _IPV6_HOME)
 
 
@@ -156,7 +161,10 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket per address: a failure takes a token, and `refill_s` seconds restore one."""
+    """Limits the rate of failed attempts with one token bucket per address.
+
+    Each failed attempt costs one token. One token is restored every `refill_s` seconds.
+    """
 
     def __init__(
         self,
@@ -202,7 +210,8 @@ WINDOW_S: Final = 10.0  # length of a window, at whose end the other refusals ar
 class RejectionLog:
     """Logs refused connections. Reasons must not quote text from unknown clients.
 
-    In each window of `WINDOW_S` seconds, `lines` refusals are logged and the others are summarized.
+    In each window of `WINDOW_S` seconds, the first `lines` refusals are logged one by one, and the
+    others are summarized.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """Size in bytes of the largest awaited result: `work` of task results, `any` of all results."""
+    """Sizes in bytes of the largest awaited task result (`work`) and result of any kind (`any`)."""
 
     work: int = 0
     any: int = 0
@@ -38,9 +38,9 @@ class FrameGate:
 
     Attributes:
         least_bytes: maximum size of a message that is not an awaited result, in bytes.
-        awaited: returns the sizes of awaited results. A message may exceed `least_bytes` by up to
-            the size of the largest awaited result.
-        data_bytes: received bytes of all messages, including an incomplete one.
+        awaited: function that returns the sizes of awaited results. A message may exceed
+            `least_bytes` by up to the size of the largest awaited result.
+        data_bytes: number of bytes received in all messages, including an incomplete message.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -59,10 +59,10 @@ class FrameGate:
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index after them.
+        """Inspect up to `FRAMES_AT_ONCE` frames of `data[at:]`; return the index where they end.
 
-        The caller may process the bytes before this index. It must call the method again for the
-        remaining bytes, after the event loop has served other connections.
+        The caller may process the bytes before this index. For the remaining bytes, the caller must
+        call this method again, after the event loop has served other connections.
 
         Raises:
             TooMuchError: if the peer exceeds a limit.
@@ -89,7 +89,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the incomplete message's size so far, in bytes; 0 if it may be a task result."""
+        """Return the incomplete message's received size in bytes; 0 if it may be a task result."""
         if not self._here:
             return 0
         if self._work is None:
@@ -148,7 +148,7 @@ class FrameGate:
 
 
 def _header_bytes(header: bytearray) -> int:
-    """Return the full size in bytes of a partly received frame header; 2 while it is unknown."""
+    """Return the full size in bytes of a partly received frame header; 2 if not yet known."""
     if len(header) < 2:
         return 2
     length = header[1] & 0x7F
@@ -159,7 +159,7 @@ def _header_bytes(header: bytearray) -> int:
 class Unfinished:
     """Counts the bytes of incomplete messages over all connections, except awaited task results.
 
-    Task results need no limit, because the PS decides how many it requests. Above the limit, the
+    Task results need no limit, because the PS decides how many to request. Above `most_bytes`, the
     connection whose incomplete message has the largest product of size and age must be closed.
     Messages of correct clients are small or quickly complete.
     """
@@ -170,7 +170,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes and start time per connection
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Record a connection's incomplete bytes; above the limit, return a connection to close."""
+        """Record an incomplete message's size; above the limit, return the connection to close."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

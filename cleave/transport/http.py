@@ -62,7 +62,7 @@ The server calls the handler in its event loop.
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """Create an `HttpRequest` from the path and query of a URL, and the parsed headers."""
+    """Create an `HttpRequest` from a URL path with an optional query, and the parsed headers."""
 
     def only(name: str) -> str:
         values = headers.get_all(name)

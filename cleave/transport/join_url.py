@@ -22,9 +22,9 @@ JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a d
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """A parsed join URL. All fields except `address` are in the fragment.
+    """A parsed join URL.
 
-    Browsers do not send the fragment.
+    All fields except `address` are in the URL's fragment, which browsers do not send to servers.
 
     Attributes:
         address: WebSocket URL of the server, without a fragment.
@@ -52,7 +52,7 @@ class JoinUrl:
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return this URL with `host` as the host: another name or address of the same server."""
+        """Return this URL with `host`, another name or IP address of the same server."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -112,13 +112,13 @@ def plain_reason(error: BaseException) -> str:
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Yield `@FILE` for a private file with the URL, so that no command line shows the URL."""
+    """Yield `@FILE` for a private file that contains `url`, for use on command lines."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
 
 def read_url(text: str) -> str:
-    """Return the join URL from a command-line argument: a URL, or `@FILE`.
+    """Return the join URL given by a command-line argument, which is a URL or `@FILE`.
 
     The file may also contain the whole `cleave join` command that `cleave pair` prints.
 

@@ -2,7 +2,7 @@
 
 A `Listener` asks a `ConnectionGate` whether to accept each connection. The socket of an accepted
 connection notifies the gate when it closes. On Windows, the proactor event loop bypasses
-`Listener.accept`, so connections are not counted, but time limits apply.
+`Listener.accept`, so connections are not counted, but time limits still apply.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BACKLOG: Final = 512  # connections that the operating system queues
 
 
 class PendingSocket(socket.socket):
-    """An accepted connection's socket, which reports admission, refusal and close to the gate."""
+    """An accepted connection's socket, which reports admission, refusal and closure to the gate."""
 
     def __init__(
         self, accepted: socket.socket, address: str, ticket: int, gate: ConnectionGate
@@ -142,7 +142,7 @@ class ConnectionGate:
         return pending
 
     def pending(self, transport: asyncio.BaseTransport) -> PendingSocket | None:
-        """Return the `PendingSocket` of a transport; None if this gate does not know its socket."""
+        """Return the `PendingSocket` of a transport; None if the socket is not from this gate."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
 
@@ -183,7 +183,7 @@ class Listener(socket.socket):
         return -1 if self._readiness.closed else self._readiness.fileno()
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Start to listen. The operating system queues up to `backlog` connections."""
+        """Start listening. The operating system queues up to `backlog` connections."""
         super().listen(backlog)
         if self._readiness is not None:
             self._readiness.register(super().fileno(), select.EPOLLIN)
@@ -223,7 +223,7 @@ class GuardedConnection(ServerConnection):
     arrive together are processed in batches, between which the event loop serves other connections.
 
     Attributes:
-        cut_because: why this side aborted the connection; empty if it did not.
+        cut_because: reason why this side aborted the connection; empty if it was not aborted.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -281,7 +281,7 @@ class GuardedConnection(ServerConnection):
         return data[end:]
 
     def opened(self) -> None:
-        """Start to process frames, because the WebSocket handshake is over."""
+        """Start processing frames. The WebSocket handshake is over."""
         self._open = True
         self._take_in()
 
@@ -315,7 +315,7 @@ class GuardedConnection(ServerConnection):
             self.refused("it broke the WebSocket protocol, or announced too long a message")
 
     def _take_last(self) -> None:
-        """Process up to `_LAST_FRAMES` frames that the peer sent before it closed."""
+        """Process up to `_LAST_FRAMES` frames that arrived before the connection closed."""
         for _ in range(_LAST_FRAMES // FRAMES_AT_ONCE):
             if self._waiting and self._open:
                 self._take_some()
@@ -357,16 +357,16 @@ class GuardedConnection(ServerConnection):
         super().connection_lost(exc)
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept larger messages, up to the sizes of awaited results that `awaited` returns."""
+        """Accept messages large enough for awaited results, whose sizes `awaited` returns."""
         self._frame_gate.awaited = awaited
 
     @property
     def data_bytes(self) -> int:
-        """Return the received bytes of all messages, including an incomplete one."""
+        """Return the number of bytes received in all messages, including an incomplete message."""
         return self._frame_gate.data_bytes
 
     def admitted(self, least_bytes: int) -> None:
-        """Mark the hello as accepted. Only awaited results may then exceed `least_bytes`."""
+        """Mark the hello as accepted. Now only awaited results may be larger than `least_bytes`."""
         self._unadmitted = False
         self._frame_gate.least_bytes = least_bytes
         if self._pending_socket is not None:
@@ -382,7 +382,7 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """Ignore further data and abort the connection after giving the peer time to read."""
+        """Ignore further data, and abort the connection after queued data had time to arrive."""
         self._hear_no_more()
         self._end_soon()
 
@@ -438,7 +438,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the time in seconds until the hello must be accepted; `handshake_s` afterwards."""
+        """Return the seconds left to accept the hello; `handshake_s` if it is already accepted."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())

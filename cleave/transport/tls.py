@@ -249,7 +249,7 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Return a server's TLS context and addresses; load or create the certificate if TLS is on.
 
     Args:
-        now: current time with a time zone, for the dates of a new certificate.
+        now: current time with a time zone, from which a new certificate's dates are derived.
 
     Raises:
         UsageError: if other machines could reach the server without TLS and `insecure_lan` is not

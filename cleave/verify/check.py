@@ -1,17 +1,18 @@
 """Freivalds checks of result blocks, with a tolerance for rounding errors.
 
-For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r):
-three matrix-vector products instead of a matrix product (Freivalds 1977). Each GEMM is tested with
-two independent vectors (four for 16-bit operands) that are never used again
+For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r).
+This test needs three matrix-vector products instead of a matrix product (Freivalds 1977). Each GEMM
+is tested with two independent vectors (four for 16-bit operands) that are never used again
 (`cleave.verify.products`). A block wider than `products.GROUP` columns is tested in groups of
 columns.
 
 A row is *in doubt* if its residual (the difference of C r and A (B r)) exceeds `ROW_LIMIT` standard
-deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
-mean square of their residuals exceeds `SPREAD_LIMIT`, which detects noise spread over many rows.
-The standard deviation comes from a model, so a row in doubt is not proof of a fault. Rows in doubt
-are recomputed in double precision. A device is blamed only for elements that no order of summation
-in fp32 can explain. Other rows in doubt are replaced by the recomputed rows, without blame.
+deviations of the rounding error (`cleave.verify.rounding.variance`). To detect noise spread over
+many rows, all rows are in doubt if the mean square of their residuals exceeds `SPREAD_LIMIT`
+variances. The standard deviation comes from a model, so a row in doubt is not proof of a fault.
+Rows in doubt are recomputed in double precision. A device is blamed only for elements that no order
+of summation in fp32 can explain. Other rows in doubt are replaced by the recomputed rows, without
+blame.
 
 The rounding of 16-bit results hides errors of similar size, even systematic errors. So a few random
 elements of each 16-bit block are recomputed. An element that no order of summation explains is a
@@ -137,7 +138,7 @@ class GemmCheck:
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of A, B and result blocks read so far, including repeated reads."""
+        """Return the number of bytes of A, B and results read so far, including repeated reads."""
         return self._project.read_bytes
 
     @property
@@ -191,7 +192,7 @@ class GemmCheck:
         return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
-        """Recompute the rows in doubt, or all rows if half are in doubt, in double precision."""
+        """Recompute the rows in doubt (or, if at least half are, all rows) in double precision."""
         if 2 * doubt.sum() >= doubt.size:
             doubt = np.ones_like(doubt)
         rows = np.flatnonzero(doubt)
@@ -244,7 +245,7 @@ def _fault(
     values: npt.NDArray[np.float32],
     own: Product,
 ) -> Fault:
-    """Return the fault of a block. Its reason describes the element with the largest error."""
+    """Return a fault whose reason describes the wrong element with the largest error."""
     off = np.where(wrong, np.abs(values - own.exact), 0)
     gross = (
         2 * int(wrong.any(1).sum()) >= max(3, block.m.size)

@@ -12,8 +12,8 @@ columns (`across`). Both loops take these arguments:
     squares: accumulates weighted sums of squared elements, shape (groups, rows), or is empty
 
 A loop reads four lines and two vectors at a time, because their sums fill the registers. The loop
-also prefetches the same part of the next four lines. Processors do not predict this access pattern,
-and waiting for memory would double the loop's time.
+also prefetches the same part of the next four lines. Processors do not predict this access pattern.
+Without prefetching, waiting for memory would double the loop's time.
 
 Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
 BLAS. Infinities and NaNs propagate.
@@ -80,7 +80,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Upcast an element to double precision; a uint16 element holds the bits of a bf16 number.
+    """Upcast an element to double precision. A uint16 element contains the bits of a bf16 number.
 
     Only compiled code can call this function.
     """
@@ -102,7 +102,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        The loop for each pair of the matrix's dtype and whether lines in memory are columns.
+        The compiled loops by (dtype of the matrix, whether lines in memory are columns).
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
@@ -130,12 +130,12 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 def _sum_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
 ) -> Any:
-    """For a part of each of four lines, return the sums of b x, b y and b^2 z over its elements b.
+    """Return the sums of b x, b y and b^2 z over the elements b in a part of each of four lines.
 
     Args:
         four: indices of the four lines.
         after: indices of the lines to prefetch.
-        span: index of the part's first element in a line, and of its last element plus one.
+        span: first index (inclusive) and last index (exclusive) of the part in each line.
         x, y, z: a factor for each element of a line.
     """
     i0, i1, i2, i3 = four
@@ -222,7 +222,7 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Multiply a matrix whose lines are its rows; see the module docstring for arguments."""
+    """Multiply a matrix stored by rows. The module docstring describes the arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
@@ -275,10 +275,10 @@ def _add_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
     xs: Any, ys: Any, squares: Any,
 ) -> None:  # fmt: skip
-    """For the elements b in a part of four lines, add b x to `xs`, b y to `ys`, b^2 z to `squares`.
+    """Add b x to `xs`, b y to `ys` and b^2 z to `squares`, for elements b in parts of four lines.
 
-    The arguments are those of `_sum_all`, except that x, y and z are one factor per line. `xs`,
-    `ys` and `squares` have one element per element of a line.
+    The arguments are those of `_sum_all`, except that x, y and z contain one factor per line. `xs`,
+    `ys` and `squares` contain one sum for each element of a line.
     """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
@@ -350,7 +350,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Multiply a matrix whose lines are its columns; see the module docstring for arguments."""
+    """Multiply a matrix stored by columns. The module docstring describes the arguments."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):

@@ -72,7 +72,7 @@ class _BPart(NamedTuple):
 
 
 class _APart(NamedTuple):
-    """The fields of `Expected` for a range of rows and depths; `squares` are |a_i|^2."""
+    """Part of an `Expected` for a range of rows and depths. `squares` contains |a_i|^2."""
 
     products: Doubles
     squares: Doubles
@@ -88,7 +88,11 @@ def group_bounds(n: Span) -> Bounds:
 class SecretProducts:
     """Computes and caches products of one GEMM's matrices A and B with secret vectors.
 
-    The arguments are those of `cleave.verify.check.GemmCheck`.
+    Args:
+        a, b: the operands after any transposition, shapes (M, K) and (K, N).
+        blocks: the GEMM's blocks, which determine the parts of A and B that are read together.
+        rng: draws the secret vectors and the samples.
+        project: multiplies matrices by the secret vectors.
     """
 
     def __init__(
@@ -276,7 +280,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """Return B r, with secret vectors r, for depth range `k` and columns `n`; cache it."""
+        """Return B r (cached), with secret vectors r, for depth range `k` and columns `n`."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
@@ -307,7 +311,7 @@ class SecretProducts:
 
 
 def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
-    """Return the contiguous run of `spans` that contains `span`; only `span` if none does."""
+    """Return the contiguous run of `spans` around `span`; only `span` if it is not in `spans`."""
     ordered = sorted(spans)
     if span not in ordered:
         return [span]
@@ -320,7 +324,7 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
 
 
 class _Cuts(NamedTuple):
-    """Sorted positions at which A and B are cut into separately read parts; None for no cuts."""
+    """Sorted positions at which M, N and K are cut into separately read parts; None if uncut."""
 
     m: list[int] | None = None
     n: list[int] | None = None
@@ -337,7 +341,7 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
     """Return the positions at which to cut A and B, whose shapes are `a` and `b`.
 
-    The matrices are cut only if reading them block by block would read elements too often.
+    The matrices are cut only if block-by-block reads would read each element too many times.
     """
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})

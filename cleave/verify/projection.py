@@ -41,13 +41,13 @@ _WORTH_COMPILING_BYTES: Final = 4e9
 
 
 class Projector:
-    """A `Pass` that uses numpy at first, and switches to compiled loops in long runs.
+    """A `Pass` that uses numpy at first and, in long runs, switches to compiled loops.
 
     Compiled loops require the package extra `fast` (numba). They are compiled in a background
     thread and cached on disk for later runs.
 
     Args:
-        worth_compiling_bytes: total size of the matrices that are read before compilation starts.
+        worth_compiling_bytes: total size in bytes of the matrices read before compilation starts.
     """
 
     def __init__(self, worth_compiling_bytes: float = _WORTH_COMPILING_BYTES) -> None:
@@ -82,7 +82,7 @@ class Projector:
 def numpy_pass(
     matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
 ) -> tuple[Doubles, Doubles]:
-    """Multiply a matrix by vectors with numpy; see `Pass` for arguments and results."""
+    """Multiply a matrix by vectors with numpy. `Pass` describes the arguments and results."""
     count = len(vectors)
     bounds, out, squares = _room(matrix, count, weights, bounds)
     for group, (start, stop) in enumerate(pairwise(bounds.tolist())):

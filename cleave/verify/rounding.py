@@ -75,8 +75,8 @@ class Product:
     """Elements of a matrix product A B in double precision, with bounds on fp32 rounding errors.
 
     Attributes:
-        inputs: sum over k of |a_ik| + |b_kj|, same shape. This is the maximum effect of flushing
-            operands to zero, in units of the smallest normal number.
+        inputs: sum over k of |a_ik| + |b_kj|, shape (rows, columns). This is the maximum effect of
+            flushing operands to zero, in units of the smallest normal number.
     """
 
     exact: Doubles  # the elements, shape (rows, columns)
@@ -111,7 +111,7 @@ class Product:
         (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with
         truncation. Rounding is monotonic, so values between the rounded ends of this interval count
         as possible. Where a partial sum may overflow, or the exact sum is not finite, non-finite
-        values count as possible, too.
+        values also count as possible.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)

@@ -12,8 +12,8 @@ from cleave.errors import UsageError
 class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
-    An OPT layer consists of q, k, v, out, fc1 and fc2, with biases. Its positions are learned. A
-    LLAMA layer consists of q, k, v, o, gate, up and down, without biases. Its positions are rotary.
+    An OPT layer has q, k, v, out, fc1 and fc2, with biases. A LLAMA layer has q, k, v, o, gate, up
+    and down, without biases. OPT uses learned position embeddings, and LLAMA rotary ones.
     """
 
     OPT = "opt"
@@ -157,8 +157,9 @@ def find_model(name: str) -> ModelSpec:
 def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the spec of a model from the contents of its Hugging Face ``config.json``.
 
-    The spec is exact for OPT and Llama models. Another decoder-only model is treated as an OPT or
-    Llama model, depending on whether its MLP is gated. Its config must use common field names.
+    The spec is exact for OPT and Llama models. Other decoder-only models are treated as Llama
+    models if the MLP is gated, and as OPT models otherwise. Their configs must use common field
+    names.
 
     Args:
         config: the parsed ``config.json``.

@@ -44,9 +44,9 @@ _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two mome
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA adapters: pairs of small matrices A and B that are trained for frozen weight matrices.
+    """LoRA adapters. An adapter is a pair of small trained matrices A and B for a frozen matrix W.
 
-    A layer uses W + B A in place of the frozen matrix W. The query and value projections of each
+    A layer uses W plus a multiple of B A in place of W. The query and value projections of each
     layer always have an adapter.
 
     Attributes:
@@ -82,7 +82,10 @@ class Parameter:
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return the size in messages, with `element_bytes` bytes per unquantized element."""
+        """Return the parameter's size in messages, in bytes.
+
+        `element_bytes` is the size of an unquantized element.
+        """
         if self.bits is None:
             return self.size * element_bytes
         return quantized_bytes(self.rows, self.columns, self.bits)
@@ -90,7 +93,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The parameter shapes and other sizes of a layer, or of its attention or MLP only.
+    """The parameter shapes and other sizes of a layer, or of its attention or MLP alone.
 
     Attributes:
         parameters: all parameters of the layer, including adapters.
@@ -104,7 +107,7 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return the number of chunks into which a sequence can be cut; 1 with attention."""
+        """Return the number of chunks into which a sequence can be cut; 1 if there is attention."""
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
@@ -126,12 +129,12 @@ class LayerSizes:
 
     @property
     def attention_flops(self) -> int:
-        """Return the forward FLOPs per token of attention scores and weighted sums of values."""
+        """Return the forward FLOPs per token for attention scores and weighted sums of values."""
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
-        """Return the FLOPs per token that retained activations save in the backward pass.
+        """Return the FLOPs per token that retaining activations saves in the backward pass.
 
         Attention scores are always recomputed, because they need more memory than queries and keys.
         """
@@ -212,12 +215,15 @@ class StageSizes:
 
     @property
     def embeds(self) -> bool:
-        """Return True if the token embedding is trained, and so needs the first layer's dx."""
+        """Return True if the token embedding is trained.
+
+        Its gradient is computed from the input gradient of the first layer.
+        """
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return the number of trained parameters; with adapters, only the layers' adapters."""
+        """Return the number of trained parameters; with adapters, only those of the layers."""
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
@@ -235,7 +241,7 @@ class StageSizes:
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs per token of the matrices after the last layer, in both passes."""
+        """Return the forward and backward FLOPs per token for the matrices after the last layer."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
 
     @property
@@ -244,7 +250,7 @@ class StageSizes:
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return the model's costs as planner input. `tokens` are the sizes of micro-batches."""
+        """Return the model's costs as planner input. `tokens` lists the tokens per micro-batch."""
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
         forward = self.loss_forward_flops
@@ -266,7 +272,7 @@ class StageSizes:
         )
 
     def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:
-        """Return the speed of a PS with a given throughput and an ordinary optimizer."""
+        """Return the speed of a PS with the given throughput and a typical optimizer speed."""
         return PsCompute(flops_per_s, self.trained_parameters / _OPTIMIZER_PER_S, card)
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
@@ -299,7 +305,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return the sizes of frozen weights, trained weights, gradients and gradient sums."""
+        """Return the byte sizes of frozen weights, trained weights, gradients and gradient sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -319,9 +325,9 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return how many activation elements per token need not be retained with recomputation.
+    """Return how many activation elements per token recomputation saves.
 
-    With recomputation, the PS retains every layer's input, and all activations of one layer.
+    With recomputation, the PS retains the input of every layer and all activations of one layer.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 
@@ -356,7 +362,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield the parameters. With adapters, freeze them, and add the parameters of the adapters."""
+    """Yield `parameters`. With adapters, freeze these and also yield the adapters' parameters."""
     if adapters is None:
         yield from parameters
         return

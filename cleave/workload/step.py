@@ -33,8 +33,8 @@ class LinearShape:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return the shapes of a model's Linear modules in the order of the forward pass.
 
-    The LM head is last. Each Linear of the layers is returned once, for all layers together. If
-    `fused_siblings`, q, k and v are merged into ``qkv_proj``, gate and up into ``gate_up_proj``.
+    The LM head is last. Each Linear of the layers is returned once, for all layers together. With
+    `fused_siblings`, q, k and v become ``qkv_proj``, and gate and up become ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -60,7 +60,7 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
 
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
-    """Return the groups of siblings of a model in the order of the forward pass, layer by layer.
+    """Return a model's groups of siblings in the order of the forward pass, layer by layer.
 
     Siblings are Linear modules with the same input, such as q, k and v. Each shape has a ``count``
     of 1.

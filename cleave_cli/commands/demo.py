@@ -130,7 +130,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
 def _train(
     runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
 ) -> Path:
-    """Train the small model by a method on a fleet, or on this machine; return the run folder."""
+    """Train the small model by `method` on `fleet` (None: here alone); return the run folder."""
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
@@ -204,6 +204,6 @@ Next
 
 
 def _seen_from_here(folder: Path) -> Path:
-    """Return a path relative to the working directory, if the path is inside that directory."""
+    """Return `folder` relative to the working directory, or unchanged if it is outside."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -81,7 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Format a device's number of failed runs, with the last failure if `reason` omits it."""
+    """Format a device's number of failed runs, and the last failure unless `reason` contains it."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]
@@ -160,7 +160,7 @@ def own(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Mark a device as your own: from now on, it may train whole layers.
+    """Mark a device as your own, so that it may train whole layers.
 
     The device sees the parameters and activations of these layers, and only some of its results are
     checked. Mark only devices that you trust. `cleave pair --own` marks future devices.

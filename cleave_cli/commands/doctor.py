@@ -1,4 +1,4 @@
-"""`cleave doctor`: check this machine's requirements, and whether a model fits in memory."""
+"""`cleave doctor`: check this machine, and whether a model fits in memory."""
 
 from __future__ import annotations
 

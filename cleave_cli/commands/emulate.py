@@ -317,7 +317,7 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Print a step's time and traffic. `here_s`: time of attention on the server, if known."""
+    """Print a step's time and traffic. `here_s` is the server's time for attention, if known."""
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s

@@ -1,4 +1,4 @@
-"""`cleave eval`: measure a model's loss on text, or its answers to multiple-choice questions."""
+"""`cleave eval`: measure a model's loss on text, or its accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def export(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
+    """Write a run's model to a folder that transformers loads with from_pretrained(FOLDER).
 
     The folder contains a checkpoint's weights, the configuration, the tokenizer, and a model card
     that states the training data, the devices, and the cost of training. For a run with adapters

@@ -277,7 +277,7 @@ def study(
 ) -> None:
     """Test the claims of arXiv 2507.01803 in its simulated set-up, and write a report.
 
-    Laptops and phones train OPT-125M and OPT-1.3B alone, by DT-FM, and by Cleave. The report
+    Laptops and phones train OPT-125M and OPT-1.3B alone, with DT-FM, and with Cleave. The report
     compares their energy and carbon (attributed and sunk cost) with those of an NVIDIA A5000.
 
     Examples:

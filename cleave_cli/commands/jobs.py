@@ -40,7 +40,7 @@ def jobs(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """List a server's jobs, including jobs from before the server started.
+    """List a server's jobs, including jobs from before its last restart.
 
     Examples:
 
@@ -69,7 +69,7 @@ def jobs(
 
 
 def _headline(job: dict[str, Any]) -> list[str]:
-    """Return the columns of a job's headline. Older servers do not send a job name."""
+    """Return the columns of a job's headline. The name is empty if an older server omits it."""
     return [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}", job.get("name", "")]
 
 
@@ -103,7 +103,7 @@ def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False
 
 @app.command("pause")
 def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
-    """Pause a job: it writes a checkpoint, and the next job in the queue begins.
+    """Pause a job. The job writes a checkpoint, and the next queued job starts.
 
     Examples:
 

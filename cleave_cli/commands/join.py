@@ -74,14 +74,14 @@ def join(
     profile: Profile = "",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Make this machine a device, which computes for a parameter server until you press Ctrl-C.
+    """Make this machine a device that computes for a parameter server until you press Ctrl-C.
 
     The device reconnects after a lost connection or a server restart, first within a second and
     then less and less often, until the server permanently refuses the device. With --once, the
     device leaves after its first session.
 
-    With --when, --hours, --max-temp or --max-data, the device waits until it may work, leaves when
-    it may not, and joins again. See docs/idle.md.
+    With --when, --hours, --max-temp or --max-data, the device joins only while it may work. It
+    leaves when it may not, and later joins again. See docs/idle.md.
 
     Examples:
 
@@ -290,7 +290,7 @@ def known_length(name: str) -> None:
 
 
 def known_profile(name: str) -> None:
-    """Raise UsageError if `--profile` names no profile of the library. An empty name is valid."""
+    """Raise UsageError if `--profile` is neither empty nor the name of a profile in the library."""
     from profiles.library import load_profiles
 
     if name and name not in load_profiles():

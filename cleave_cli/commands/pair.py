@@ -50,8 +50,8 @@ def pair(
 ) -> None:
     """Make a join code for a running server. The server recognizes a device that has used a code.
 
-    A phone's camera opens the page in the QR code, which turns the browser into a device. The
-    address also works with `cleave join`.
+    To turn a phone's browser into a device, scan the QR code with the phone and open the page. The
+    page's address also works with `cleave join`.
 
     Examples:
 

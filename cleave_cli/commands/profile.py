@@ -161,8 +161,8 @@ def link(
 ) -> None:
     """Measure the downlink, uplink and round trip between this machine and a parameter server.
 
-    The server measures the link with small multiplications: first with large inputs and a result of
-    one number, then with small inputs and a large result. This machine gets no training work.
+    The server first sends large inputs for a multiplication whose result is one number, and then
+    small inputs for a multiplication with a large result. This machine gets no training work.
 
     Examples:
 
@@ -304,7 +304,7 @@ def compare(
     b: Annotated[str, Argument(help=_PROFILE)],
     as_json: Json = False,
 ) -> None:
-    """Compare the figures that both profiles contain.
+    """Compare two profiles by the figures that both contain.
 
     Examples:
 

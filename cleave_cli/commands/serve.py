@@ -146,7 +146,7 @@ def serve(
     ] = "auto",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
-    """Run the parameter server: devices join it, and `cleave train --server` sends it jobs.
+    """Run a parameter server. Devices join it, and `cleave train --server` submits jobs to it.
 
     The server prints a join code for one device, and a new code after each use. `cleave pair` makes
     more codes. The server recognizes a device that has used a code, even after a restart.
@@ -277,7 +277,7 @@ def serve(
 
 @contextmanager
 def _own_device(url: str) -> Iterator[OwnDevice]:
-    """Yield a device on this machine, which a job may start, with join URL `url`."""
+    """Yield a device on this machine that a job can start. The device joins at `url`."""
     from cleave.fleet.own_device import OwnDevice
     from cleave.transport.join_url import url_file
 

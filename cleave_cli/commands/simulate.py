@@ -73,7 +73,7 @@ def simulate(
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
-    """Compare the simulated times of a training step by several methods.
+    """Compare the simulated step times of several training methods.
 
     Examples:
 
@@ -179,7 +179,7 @@ def paper(
     jobs: Jobs = 1,
     ray: RayAddress = None,
 ) -> None:
-    """Test every published claim by simulation, and write a report.
+    """Test the claims of the Cleave paper by simulation, and write a report.
 
     Examples:
 
@@ -220,7 +220,8 @@ def paper(
 def counts(text: str) -> list[int]:
     """Parse `--devices`, such as `32,256` or `32..8192`; return the sorted numbers of devices.
 
-    The range `32..100` means 32, 64 and 100: repeated doublings, and the last number.
+    A range contains its first number, the repeated doublings of it, and its last number. For
+    example, `32..100` means 32, 64 and 100.
     """
     found: list[int] = []
     try:

@@ -52,7 +52,7 @@ def status(
 
 
 async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
-    """Show the server's state once or, until the task is cancelled, every `pause_s` seconds."""
+    """Show the server's state every `pause_s` seconds until cancelled, or once if it is None."""
     from cleave_cli.operator_client import OperatorClient
 
     client = await OperatorClient.connect(url)

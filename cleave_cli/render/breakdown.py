@@ -24,7 +24,7 @@ _LIMITS: Final = 0.6  # smallest share of a step for which a part is called the 
 
 
 def server_parts(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of the server's own work in a step, by part, in descending order."""
+    """Return the time in seconds of each part of the server's work in a step, longest first."""
     parts = {name: record.get(key, 0.0) for key, name in _SERVER.items()}
     parts["other work"] = max(0.0, record["ps_s"] - sum(parts.values()))
     return dict(sorted(parts.items(), key=lambda each: -each[1]))

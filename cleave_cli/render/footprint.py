@@ -45,7 +45,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison in `form`; with `plot`, also plot sensitivities."""
+    """Print the footprints and their comparison; plot the sensitivities to `plot`, if given."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:

@@ -54,7 +54,7 @@ def show_methods(title: str, found: MethodChoice) -> None:
 
 
 def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, float]) -> None:
-    """Say if the server alone, in another dtype, is faster than the chosen method in `dtype`.
+    """Print a hint if the server alone in another dtype is faster than the choice in `dtype`.
 
     `alone_s` maps dtypes to step times of the server alone, in seconds.
     """
@@ -68,7 +68,7 @@ def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, flo
 
 
 def show_own_device(step_s: float) -> None:
-    """Print the predicted duration of a step if the server's computer is a device too."""
+    """Print the predicted step time if the server's computer is also a device."""
     echo_filled(
         f"`cleave serve` makes its own computer a device too: a step then takes "
         f"{in_seconds(step_s)}.",
@@ -117,7 +117,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
 
 
 def methods_json(found: MethodChoice) -> dict[str, Any]:
-    """Return the forecasts of all methods, and the chosen method, as JSON."""
+    """Return the forecasts of all methods, and the chosen method, as a JSON object."""
     return {
         "methods": [
             {
@@ -138,7 +138,7 @@ def methods_json(found: MethodChoice) -> dict[str, Any]:
 
 
 def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dict[str, Any]:
-    """Return a plan of stages as JSON. `names` is indexed by device number."""
+    """Return a plan of stages as a JSON object. `names` is indexed by device number."""
     return {
         "micro_batches": list(model.tokens),
         "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
@@ -172,7 +172,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence that states at how many tokens per step stages beat the server alone."""
+    """Return a sentence that states from how many tokens per step stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -189,7 +189,7 @@ def crossing_text(found: Crossing, sequence: int) -> str:
 
 
 def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
-    """Return a crossing as JSON, with the step times at each batch size that was tried."""
+    """Return a crossing as a JSON object, with the step times at each batch size tried."""
     above, below = found.above, found.below
     return {
         "from_tokens": above.rows * sequence if above is not None else None,
@@ -210,7 +210,7 @@ _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "d
 
 
 def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) -> dict[str, Any]:
-    """Return the plan of one GEMM as JSON, with every tile and device if `tiles` is True."""
+    """Return the plan of one GEMM as a JSON object; with `tiles`, include all tiles and devices."""
     plan = report.plan
     document = _report_json(report)
     if tiles:
@@ -261,7 +261,7 @@ def _report_json(report: PlanReport) -> dict[str, Any]:
 
 
 def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
-    """Return the plans of all GEMMs of a step as JSON, with the totals of the step."""
+    """Return the plans of all GEMMs of a step, and the totals of the step, as a JSON object."""
     return {
         "gemms": [
             {"kind": g.kind.value, "name": g.name, "count": g.count} | _report_json(r)
@@ -347,7 +347,7 @@ def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
 
 
 def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
-    """Print one row for each number of servers, and whether more servers make a step faster."""
+    """Print one row per number of servers, and a sentence on whether more servers are faster."""
     echo_filled(title)
     typer.echo(
         f"\n{'servers':>7}{'devices':>9}{'rows':>6}  {'method':<7}{'a step':>8}{'exchange':>10}"
@@ -387,7 +387,7 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
 def coding_json(
     policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the compression policy, number of compressed links, and ratio per dtype as JSON."""
+    """Return the compression policy, compressed links and ratio per dtype as a JSON object."""
     down, up = _links(devices)
     return {
         "policy": policy.value,

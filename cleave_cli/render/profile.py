@@ -111,7 +111,7 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
 
 
 def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield table rows (name, value, source) for a link. Each value shows the p10, p50 and p90."""
+    """Yield table rows (name, value, source) for a link. A value has percentiles 10, 50 and 90."""
 
     def spread(q: Quantiles, unit: float, name: str) -> str:
         low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
@@ -195,7 +195,7 @@ def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
 
 
 def list_entry(profile: DeviceProfile) -> dict[str, Any]:
-    """Return a summary of a profile as JSON, for a list of profiles."""
+    """Return a summary of a profile as a JSON object, for a list of profiles."""
     return {
         "name": profile.name,
         "title": profile.title,
@@ -266,7 +266,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError early, before a long measurement, if a plot cannot be written."""
+    """Raise UsageError if a plot cannot be written. Call this before a long measurement."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure  # noqa: F401

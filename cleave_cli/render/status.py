@@ -90,7 +90,10 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw at most `width` bars: means of consecutive values, blank where no value is finite."""
+    """Return a string of at most `width` bars, one per mean of a group of consecutive values.
+
+    A bar is blank if none of its values is finite.
+    """
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -113,7 +116,7 @@ def _server(server: dict[str, Any]) -> RenderableType:
 
 
 def _servers(counts: Sequence[int | None]) -> str:
-    """Format the numbers of devices per server; None stands for a server that does not answer."""
+    """Format the number of devices per server. None stands for a server that does not answer."""
     known = " + ".join(f"{count}" for count in counts if count is not None)
     lost = [f"server {n}" for n, count in enumerate(counts, 1) if count is None]
     silent = f"; no answer from {', '.join(lost)}" if lost else ""

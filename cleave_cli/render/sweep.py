@@ -30,7 +30,7 @@ class Churn:
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the mean step time with losses in seconds; None if not modelled or infinite."""
+        """Return the mean step time in seconds with losses; None if not modelled or infinite."""
         from simulator.method import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)

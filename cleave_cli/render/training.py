@@ -1,4 +1,4 @@
-"""The output of a training run, as a progress bar or as JSON lines."""
+"""The output of a training run, as text with a progress bar or as JSON lines."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Prints lines on stderr and shows a progress bar if stderr is a terminal.
+    """Prints lines on stderr. If stderr is a terminal, also shows a progress bar.
 
     Args:
         verbose: whether to show tiles, traffic by kind, the bytes that compression saved, and what
             each device did in a step by stages.
-        log_every: number of steps between printed lines; 0 for no lines; None for a line after each
-            step, but no lines on a terminal.
+        log_every: number of steps per printed line; 0 for no lines. None means 0 on a terminal, and
+            otherwise 1.
     """
 
     def __init__(self, *, verbose: bool = False, log_every: int | None = None) -> None:

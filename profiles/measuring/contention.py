@@ -38,7 +38,7 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """Return a tile's slowdown factors for 1, 2, ... concurrent processes, up to one per core.
+    """Measure a tile's slowdown factors for 1, 2, ... concurrent processes, up to one per core.
 
     Each process count is measured for `seconds`. Slowdowns for counts that are not in
     `process_counts` are interpolated.
@@ -104,7 +104,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run as a worker process. `arguments` holds the name of the backend and the core number."""
+    """Run as a worker process. `arguments` are the name of the backend and the core number."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

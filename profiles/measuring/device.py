@@ -32,7 +32,13 @@ _LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """Number and ranges of shapes to measure. Regular sides are multiples of 4, 8, 16, 32 or 48."""
+    """Numbers and size ranges of the shapes to measure.
+
+    Attributes:
+        regular: number of shapes whose sides are multiples of 4, 8, 16, 32 or 48.
+        irregular: number of shapes with arbitrary sides.
+        sides, depths: minimum and maximum of the rows and columns, and of the depth.
+    """
 
     regular: int = 100
     irregular: int = 40
@@ -135,7 +141,7 @@ def measure_samples(
 
 
 def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
-    """Fit one performance model per layout and measure its error on held-out samples.
+    """Fit one performance model per layout and measure each model's error on held-out samples.
 
     Raises:
         ValueError: if a layout has too few samples, or scipy is missing.
@@ -210,7 +216,7 @@ def measure_sustained(
 
 
 def _with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Return a copy of the run. `thermal` is a fitted model; None if the run is short or steady."""
+    """Return a copy with `thermal` set to a fitted model, or to None for short or steady runs."""
     long = sustained.speeds[-1][0] >= _FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
@@ -230,7 +236,7 @@ def _rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Let the device cool to about `before_c`, for at most 90 s or half the run's duration."""
+    """Let the device cool to about `before_c`. Wait up to 90 s, but at most half the run's time."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)
@@ -290,7 +296,7 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the approximate time of contention measurements and process starts in seconds."""
+        """Return the approximate total time (s) of contention measurements and process starts."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
@@ -311,12 +317,12 @@ def measure_device(
     timer: TileTimer | None = None,
     graphs: Callable[[GraphChoice, Clock], float] = measured_graphs,
 ) -> schema.DeviceProfile:
-    """Measure this machine for about `settings.total_s` and return its device profile.
+    """Measure this machine for about `settings.total_s` seconds and return its device profile.
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
         timer: measures the tile times of all shapes. None means `backend` in this process.
-        graphs: measures the FLOP/s of layers as graphs; returns 0 if graphs cannot run.
+        graphs: measures the FLOP/s of layers that run as graphs; returns 0 if graphs cannot run.
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
@@ -409,7 +415,7 @@ def measure_device(
 
 
 def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
-    """Return a copy of the profile, with its models fitted again to the stored samples.
+    """Return a copy of the profile whose models are fitted again to the stored samples.
 
     Raises:
         ValueError: if the profile has too few samples, or SciPy is not installed.

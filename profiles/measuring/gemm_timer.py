@@ -49,7 +49,7 @@ class Bench:
     """Times tiles on a backend in this process (a `TileTimer`).
 
     Tiles take longer in a device process (`profiles.measuring.tile_timer`), where other data
-    occupies the caches. Small tiles take twice as long in a device process.
+    occupies the caches. Small tiles take about twice as long there.
 
     Args:
         elements: maximum total number of elements of the two operands.
@@ -95,7 +95,7 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Time a tile that consists of one block. `Bench` supports no larger tiles."""
+        """Return the time in seconds for a tile of one block. `Bench` supports no larger tiles."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:

@@ -1,7 +1,7 @@
 """Measures the link between this machine and a parameter server (PS).
 
 For each measurement, this machine joins the PS as a device, lets the PS probe each direction
-(`cleave.scheduler.sessions.probe`), and leaves. The `hello` message asks only for a measurement, so
+(`cleave.scheduler.sessions.probe`), and leaves. The `hello` message requests only a measurement, so
 the PS sends no training tasks.
 """
 
@@ -66,7 +66,8 @@ async def measure_link(
 
     Args:
         url: join URL that the server prints for devices.
-        progress: called after each measurement with the number of measurements and the last rates.
+        progress: called after each measurement with the number of measurements so far and the
+            latest rates.
         keys: returns a device credential and a join code for a parsed URL. None means the
             credential in the URL, and no join code.
     """

@@ -1,4 +1,4 @@
-"""Times tiles in a real device process, which receives tiles over a socket and reports their times.
+"""Times tiles in a real device process, which receives the operands over a socket.
 
 A tile's time depends on what the device did just before. The operands have just arrived over a
 socket, the event loop and the codec occupy the caches, and the compute thread may have been asleep.
@@ -50,7 +50,7 @@ class SessionTimer:
     """A `TileTimer` for a server's only device. The constructor waits until the device joins.
 
     Raises:
-        FleetError: if no device joins within `patience_s`, or `ended` returns True first.
+        FleetError: if no device joins within `patience_s` seconds, or `ended` returns True first.
     """
 
     strips = (1, 3)
@@ -77,7 +77,11 @@ class SessionTimer:
     def block_s(
         self, shape: tuple[int, int, int], strips: int, layout: Layout, dtype: DType, out: DType
     ) -> float:
-        """Time a tile (see `TileTimer.block_s`). Raise FleetError if the device process exits."""
+        """Time a tile once on the device and return the mean time per block in seconds.
+
+        Raises:
+            FleetError: if the device process exits.
+        """
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
         turn_a, turn_b = (letter == "t" for letter in layout.value)

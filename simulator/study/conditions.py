@@ -2,8 +2,8 @@
 
 Each condition is an axis with a few settings. The first settings of all axes form the central case.
 The central case counts the energy that the paper's formulae count and the energy of the GPU's host.
-In it, devices and GPU train at the same share of their multiplication speed. Energy claims are
-tested under all combinations of five axes, and carbon claims under all combinations of seven axes.
+In this case, devices and GPU train at the same share of their multiplication speed. Energy claims
+are tested under all combinations of five axes, and carbon claims under those of seven axes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Change = Callable[[ConditionState], ConditionState]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition. `settings` maps titles to changes of the state. The central case is first."""
+    """A condition. `settings` maps titles to state changes, with the central setting first."""
 
     name: str
     settings: Mapping[str, Change]
@@ -164,8 +164,8 @@ class Found:
         central: ratio in the central case.
         least, most: lowest and highest ratios of all combinations.
         held, tried: numbers of combinations that reach the claimed ratio, and of all combinations.
-        only_if: maps a condition to text on the settings with which the claim can hold. Conditions
-            whose settings all allow the claim are left out.
+        only_if: maps the name of a condition to a description of the settings with which the claim
+            can hold. Conditions whose settings all allow the claim are left out.
     """
 
     central: float
@@ -186,7 +186,7 @@ class Found:
 def held_against(
     axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """Test whether the tried ratios reach `claimed`. The first ratio is the central case."""
+    """Test whether the tried ratios reach `claimed`. The first ratio is for the central case."""
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
     return Found(
@@ -195,9 +195,9 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """Map each condition that restricts a claim to text on the settings that the claim needs.
+    """Map each condition that restricts a claim to a description of the required settings.
 
-    The text lists the settings with which the claim can hold, or, if fewer, the settings to avoid.
+    The description lists the settings with which the claim can hold or, if fewer, the others.
     """
     needed = {}
     for axis in axes:

@@ -133,7 +133,7 @@ def dependences(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -
 
 
 def _ends(accountant: Accountant, row: StudyRow, gpu: GpuRun, seed: int) -> Iterator[_Ends]:
-    """Yield the ratios at both ends of the range of each assumption that `tornado` leaves fixed."""
+    """Yield each assumption that `tornado` leaves fixed, with the ratios at both range ends."""
     middle, setup = accountant.middle, row.setup
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES

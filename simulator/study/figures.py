@@ -165,7 +165,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
 def _panels(
     figure: Figure, found: Sequence[SetupStudy], claim: tuple[float, float]
 ) -> Iterator[tuple[Any, SetupStudy]]:
-    """Yield the axes of each set-up, on which the claimed range and the ratio 1 are drawn."""
+    """Draw the claimed range and the ratio 1 on the axes of each set-up; yield axes and set-up."""
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
         axes.axhspan(*claim, **_BAND)

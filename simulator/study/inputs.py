@@ -32,7 +32,8 @@ class Input:
     Attributes:
         used: the value, with its unit.
         range: range of the value in the sensitivity analysis; empty if the value is not varied.
-        source: publication or measurement that supplies the value; may be empty if it was chosen.
+        source: publication or measurement that supplies the value; may be empty if the value was
+            chosen.
     """
 
     name: str

@@ -265,7 +265,10 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return a table cell with the settings that a claim needs in every row where it can hold."""
+    """Return a table cell with the settings that a claim needs in order to hold.
+
+    Rows in which the claim never holds are ignored.
+    """
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"

@@ -38,10 +38,10 @@ class StudyRow:
 
     Attributes:
         method: display name of the method.
-        memory: memory offers with which the result is the same.
+        memory: memory offers that all lead to this result.
         needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
-        step_s: time of one step in seconds with enough memory.
+        step_s: time of one step in seconds, assuming enough memory.
         flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
@@ -78,7 +78,7 @@ class StudyRow:
 
     @property
     def offered(self) -> list[str]:
-        """Return text for the memory per device of each offer, such as "3 GB"."""
+        """Return the memory per device of each offer as text, such as "3 GB"."""
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 

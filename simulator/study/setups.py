@@ -110,7 +110,7 @@ def published() -> SetupScope:
 
 
 def quick() -> SetupScope:
-    """Return a scope for quick trials of two setups: a laptop and four phones, with tiny models."""
+    """Return a scope for quick trials: two set-ups (1 laptop, 4 phones) with tiny models."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),

@@ -37,7 +37,7 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """Energy, carbon and claim tests of a row. None of them depends on the row's memory.
+    """The energy, carbon and claim tests of a row, which do not depend on the row's memory.
 
     Attributes:
         fleet, gpu: energy and carbon of the devices and of the GPU in the central case.

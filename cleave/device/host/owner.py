@@ -43,9 +43,10 @@ class OwnerSensors(Protocol):
 def observe(
     sensors: OwnerSensors, policy: Policy, hour: float | None = None, data_bytes: int = 0
 ) -> Observation:
-    """Read the sensors that the policy depends on.
+    """Return the current values of the sensors that the policy depends on.
 
-    `hour` is the fractional hour of the day; None for the current local time.
+    `hour` is the fractional local hour of the day, or None to use the current time. `data_bytes` is
+    the number of bytes transferred in the current span of the data cap.
     """
     now = time.localtime()
     return Observation(
@@ -67,7 +68,7 @@ def this_machine() -> OwnerSensors:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """Run a command; return its output, or None if it fails or runs longer than 5 s."""
+    """Run a command. Return its output, or None if the command fails or takes over 5 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -76,7 +77,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def step_aside(niceness: int = 10) -> None:
-    """Raise this process's niceness to at least `niceness`; do nothing on Windows."""
+    """Raise this process's niceness to at least `niceness`. Do nothing on Windows."""
     if sys.platform != "win32":
         os.nice(max(0, niceness - os.nice(0)))
 
@@ -84,10 +85,10 @@ def step_aside(niceness: int = 10) -> None:
 def cores_to_lend(count: int) -> list[int]:
     """Return the indices of the last `count` usable cores.
 
-    The operating system handles hardware interrupts on the first cores.
+    The first cores are not lent, because hardware interrupts are usually handled there.
 
     Raises:
-        UsageError: if the machine has fewer than `count` usable cores.
+        UsageError: if `count` is below 1 or above the number of usable cores.
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
@@ -96,13 +97,13 @@ def cores_to_lend(count: int) -> list[int]:
 
 
 def keep_to_cores(count: int) -> bool:
-    """On Linux, restrict this process to `cores_to_lend(count)`; return False on other systems.
+    """Restrict this process to `cores_to_lend(count)` on Linux. Return False on other systems.
 
     Call this function before libraries start threads, because threads inherit the restriction.
     Without the restriction, only the number of threads limits the CPU usage.
 
     Raises:
-        UsageError: if the machine has fewer than `count` usable cores.
+        UsageError: if `count` is below 1 or above the number of usable cores.
     """
     kept = cores_to_lend(count)
     if sys.platform != "linux":
@@ -115,8 +116,8 @@ class LinuxSensors(OwnerSensors):
     """Sensors on Linux.
 
     The time of the last input comes from logind and, with an X display, from `xprintidle`. Without
-    these sources, the last terminal input counts. In a graphical session, `idle_s` then returns
-    None, because terminals do not receive the session's input.
+    these sources, the time of the last terminal input is used. In a graphical session, `idle_s`
+    then returns None, because terminals do not receive the session's input.
     """
 
     def __init__(

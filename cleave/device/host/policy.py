@@ -1,4 +1,4 @@
-"""The owner's policy for lending a machine, and its decisions based on sensor values."""
+"""The owner's policy for lending a machine, and decisions that apply it to sensor values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 class Span(Enum):
-    """The time span of a data cap. Hours, days and months are those of the local clock."""
+    """The time span of a data cap. Hours, days and months follow the local clock."""
 
     HOUR = "hour"
     DAY = "day"
@@ -144,7 +144,7 @@ class DataMeter:
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to the current hour, day and month in the file that all processes share."""
+        """Add `more` bytes to the counts of this hour, day and month in the shared file."""
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)
         counts = {span: held.get(span, 0) + more for span in spans}
@@ -218,7 +218,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A policy decision. `cause` is None if it allows work; `until_s` is when to check again."""
+    """A policy decision. `cause` is None if work is allowed.
+
+    `until_s` is the time of the next check on the monotonic clock; None for the default interval.
+    """
 
     cause: Cause | None
     reason: str
@@ -335,7 +338,7 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if start <= hour < end, for a span of the day that may cross midnight."""
+    """Return whether `hour` is in [start, end). The span may cross midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -362,7 +365,7 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours."""
+    """Parse a span of the day such as `22-7` or `22:30-6:45`. Return its start and end in hours."""
     match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
     if match:
         whole = [int(part or 0) for part in match.groups()]
@@ -375,7 +378,7 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Parse `1000` (MB), `800MB`, `4GB` or `50%` (of `total_bytes`); return the size in bytes."""
+    """Parse `1000` (MB), `800MB`, `4GB` or `50%` (of `total_bytes`). Return the size in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")

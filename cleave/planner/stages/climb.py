@@ -64,7 +64,7 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Apply change `number[i]` to each arrangement i of `them` in place; return `them`."""
+        """Apply change `number[i]` to each arrangement i of `them` in place, and return `them`."""
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -163,7 +163,7 @@ class StageClimb:
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
     def add(self, them: Arrangements) -> None:
-        """Add arrangements from another search with the same number of groups to `found`."""
+        """Add to `found` the arrangements of another search with the same number of groups."""
         self.found = self.found.with_others(them)
         self.seconds = self._estimator.seconds(self.found)
         self._keep(len(self.found))
@@ -180,7 +180,7 @@ class StageClimb:
         return tuple(found)
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return the estimated step time after each change, shape (arrangements, changes)."""
+        """Return the estimated step time after each change, in an (arrangements, changes) array."""
         row, number = np.indices((len(them), self.changes.count))
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
@@ -189,7 +189,7 @@ class StageClimb:
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
-        """Return the estimated step time of each arrangement in seconds."""
+        """Return the estimated step time in seconds of each arrangement."""
         return self._estimator.seconds(them)
 
     def _improve(self, active: Integers) -> Integers:
@@ -210,8 +210,8 @@ class StageClimb:
     def _keep(self, most: int, *, alike: bool = True) -> None:
         """Reduce `found` to its best `most` arrangements that are possible and distinct.
 
-        Unless `alike`, the best arrangement for each number of stages, with and without the loss on
-        the last stage, takes precedence.
+        Unless `alike` is set, the best arrangement for each number of stages, with and without
+        the loss on the last stage, takes precedence.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -287,7 +287,7 @@ class StageClimb:
         return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
-        """Return the time of each layer, and of the loss, on a stage of the groups `members`."""
+        """Return the times in seconds of the layers and of the loss on a stage of `members`."""
         if members not in self._known:
             chosen = list(members)
             weights, gradients, flops = self.tables.by_layer
@@ -305,9 +305,10 @@ def _balanced(
 ) -> list[int]:
     """Return the cuts of the layers that minimise the time of the slowest stage.
 
-    `until` holds, for each stage, the total time in seconds of the first n layers, for n from 0 to
-    the number of layers. `reach` holds, for each stage and first layer, the largest stop that fits
-    in memory. Memory is ignored if no cuts fit. `last_s` is added to the time of the last stage.
+    `until` contains, for each stage, the total time in seconds of the first n layers, for n from 0
+    to the number of layers. `reach` contains, for each stage and first layer, the largest stop
+    that fits in memory. Memory is ignored if no cuts fit. `last_s` is added to the last stage's
+    time.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)
@@ -329,7 +330,7 @@ def _balanced(
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
-    """Return cuts that give each stage as many layers as possible within `limit_s`.
+    """Return cuts that give each stage as many layers as possible within `limit_s` seconds.
 
     Return None if no such cuts cover all layers. See `_balanced` for the other arguments.
     """

@@ -79,7 +79,7 @@ class Arrangements:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rates and memory as arrays, with one value per device or per group of devices."""
+    """Device rates and memory as arrays, with one value per device or per group of devices."""
 
     downlink: Floats
     uplink: Floats
@@ -94,7 +94,7 @@ class Columns:
     def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
         """Return one column for each group of devices.
 
-        A column holds a group's lowest link rates, mean throughput, highest latency and smallest
+        A column contains a group's lowest link rates, mean throughput, highest latency and smallest
         memory. In each direction, payloads count as compressed only if all devices compress them.
         """
 
@@ -127,8 +127,8 @@ class Columns:
 class StageTables:
     """Costs of each possible stage (run of consecutive layers, with or without the loss).
 
-    Arrays are indexed by *cell*. A cell is an integer that encodes whether the run includes the
-    loss, the first layer, and the stop (last layer plus one).
+    Arrays are indexed by *cell*. A cell is an integer that encodes the first layer of a run, its
+    stop (last layer plus one), and whether it includes the loss. Sizes are in bytes.
 
     Attributes:
         weights, gradients: sizes of the weights sent to a device, and of the gradients it returns.
@@ -189,7 +189,7 @@ class StageTables:
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def most_layers(self, memory: Floats | Integers) -> Integers:
-        """For each memory size, return the largest number of consecutive layers that can fit."""
+        """Return, for each memory size, the largest number of consecutive layers that can fit."""
         least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
         found: Integers = np.searchsorted(least, memory, side="right")
         return found
@@ -266,7 +266,7 @@ class Estimator:
         self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
     def seconds(self, arrangements: Arrangements) -> Floats:
-        """Return the estimated step time of each arrangement in seconds.
+        """Return the estimated step time in seconds of each arrangement.
 
         If a device has too little memory, the estimate is at least `TOO_LARGE_S`, and increases
         with the missing memory. If a stage has layers but no devices, or devices but no layers, the
@@ -303,7 +303,7 @@ class Estimator:
 
     @cached_property
     def _table(self) -> tuple[Integers, StageTimes]:
-        """Return the times of each column (device or group) in each stage that fits in its memory.
+        """Return the times of each column (device or group) for each stage it has memory for.
 
         The first array maps a column and a cell to an index in the arrays of times.
         """
@@ -411,7 +411,7 @@ class Estimator:
         )
 
     def _step_s(self, times: StageTimes, cells: Integers) -> Floats:
-        """Return the step time of each arrangement in seconds, from its stage times."""
+        """Return the step time in seconds of each arrangement, computed from the stage times."""
         weights_s = times.weight_bytes.sum(axis=1) * self._out_s
         down_s = weights_s + times.input_bytes.sum(axis=1) * self._out_s
         up = times.gradient_bytes.sum(axis=1) + times.output_bytes.sum(axis=1)
@@ -506,7 +506,7 @@ class Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return `total` of one value per column, which applies to all arrangements."""
+        """Return `total` for one value per column that is the same in all arrangements."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
@@ -516,7 +516,7 @@ class Spread:
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return, for each device or group (column), its stage's value; 1 if the column is idle."""
+        """Return the stage's value for each device or group (column); 1 if the column is idle."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
@@ -524,7 +524,7 @@ class Spread:
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return the time of a pass in chunks, if receiving, computing and sending overlap."""
+    """Return the time in seconds of a pass in chunks if transfers and computation overlap."""
     total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
     return total
 

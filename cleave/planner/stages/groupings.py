@@ -35,7 +35,7 @@ class Grouping:
 
     @classmethod
     def of_equal(cls, groups: Integers) -> Grouping:
-        """Return groups of equal size; `groups` has the shape (groups, devices per group)."""
+        """Return groups of equal size. `groups` has the shape (groups, devices per group)."""
         stages, size = groups.shape
         return cls(groups.ravel(), np.arange(stages) * size)
 
@@ -62,12 +62,13 @@ class Grouping:
 def groupings(
     tables: StageTables, order: Sequence[DeviceRates], for_loss: int | None
 ) -> Iterator[Grouping]:
-    """Yield groupings of the fastest devices whose total memory is enough for all layers.
+    """Yield groupings of the fastest devices with enough total memory for all layers.
 
-    In one grouping, each group has devices of all speeds, of similar speed, or of similar memory.
+    In some groupings, each group has devices of all speeds. In others, the devices of a group have
+    similar speed or similar memory.
 
     Args:
-        order: the devices, the fastest first.
+        order: the devices, fastest first.
         for_loss: index of a device with enough memory for the loss; None if no device has enough.
             For a grouping in which no group has enough memory for the loss, a copy whose last
             group consists of this device is also yielded.
@@ -90,7 +91,7 @@ def groupings(
 def _every(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers
 ) -> Iterator[Grouping]:
-    """Yield groupings, including groupings with too little memory for all layers."""
+    """Yield groupings of the fastest devices, some with too little memory for all layers."""
     every = np.arange(len(order))
     roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):
@@ -113,7 +114,7 @@ def _by_room(
     """Yield groupings for stages whose memory requirements differ.
 
     Each stage has about the same number of layers. The devices with the least memory are assigned
-    first, each to the slowest stage so far for which it has enough memory.
+    first, each to the currently slowest stage among those that fit in its memory.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():
@@ -151,7 +152,7 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 
 def _seconds(model: StageModel, costs: Sequence[float], device: DeviceRates) -> float:
-    """Return the time in seconds of a whole batch through layers on one device, with no overlap.
+    """Return the time in seconds that one device needs to process a batch, without overlap.
 
     `costs` are the layers' weight bytes, gradient bytes and FLOPs per token.
     """

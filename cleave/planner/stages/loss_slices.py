@@ -1,9 +1,10 @@
 """Ways to compute the loss on devices in slices of the vocabulary (vocabulary-parallel loss).
 
 Slices are useful if no stage has enough memory for the whole loss, or if there are few
-micro-batches, because several devices then work on one micro-batch at the same time. Either each
-slice has a group of devices that compute no layers, and each micro-batch passes through one device
-of each group. Or each slice has one device, which also computes layers.
+micro-batches, because several devices then work on one micro-batch at the same time. There are two
+variants. In the first, each slice has a group of devices that compute no layers, and each
+micro-batch passes through one device of each group. In the second, each slice has one device, which
+also computes layers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class LossSlices:
 
     Attributes:
         stages: the slices in order, as stages without layers.
-        flops_per_s: throughput that the PS would need to compute the loss as fast as the slices.
+        flops_per_s: throughput that the PS would need to match the speed of the slices.
         shared_bytes: memory for one slice, if its device also computes layers; otherwise 0.
     """
 
@@ -53,7 +54,7 @@ class LossSlices:
     shared_bytes: int = 0
 
     def others(self, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-        """Return the devices that may compute layers, with the memory that the slices leave."""
+        """Return the devices that may compute layers, with the memory left by the slices."""
         used = {device.device for device in self.devices}
         if not self.shared_bytes:
             return [device for device in devices if device.device not in used]
@@ -105,7 +106,7 @@ def ways_to_slice(
 def balanced(
     model: StageModel, plan: StagePlan, devices_by_id: Mapping[int, DeviceRates], ps: PsCompute
 ) -> tuple[PlannedStage, ...] | None:
-    """Return slices of sizes for which all devices of a plan compute for the same time.
+    """Return slices whose sizes give all devices of a plan the same computing time, if possible.
 
     A device with much other work gets a small slice, or none.
 
@@ -143,8 +144,8 @@ def _levelled(devices: Sequence[tuple[float, float]]) -> list[float]:
     """Divide one piece of work into shares so that devices are busy for the same time, if possible.
 
     Args:
-        devices: for each device, the seconds of its other work, and the share that it completes per
-            second.
+        devices: for each device, the seconds of its other work, and the share of the divided work
+            that it completes per second.
     """
     # All devices that are busy for less than `done / rate` seconds are busy until then.
     done, rate = 1.0, 0.0
@@ -157,7 +158,7 @@ def _levelled(devices: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _shared(model: StageModel, devices: Sequence[DeviceRates]) -> Iterator[LossSlices]:
-    """Yield ways with one slice on each of the fastest devices, which also compute layers."""
+    """Yield ways to put one slice on each of the fastest devices, which also compute layers."""
     most = min(len(devices), _MOST_SHARED, model.most_slices // 2)
     for count in dict.fromkeys((most, (most + 1) // 2)):
         fitting = _fitting(model, devices, count)[:count] if count > 1 else []
@@ -194,7 +195,7 @@ def _fitting(
 ) -> list[tuple[float, DeviceRates]]:
     """Return the devices with enough memory for one of `count` slices, the fastest first.
 
-    Each device is preceded by the time in seconds that it alone would need to compute one slice for
+    Each device is preceded by the time in seconds that it alone would need to process one slice for
     all micro-batches.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(1 / count)
@@ -227,7 +228,7 @@ def _dealt(
 
     If enough devices are idle, the fastest idle devices are used. Otherwise, devices of every speed
     are used, so that devices of every speed remain for the layers. `fitting` and `idle` contain
-    pairs as `_fitting` returns them, and `most` is the maximum number of devices to use.
+    pairs from `_fitting`. `most` is the maximum number of devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

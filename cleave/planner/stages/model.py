@@ -85,14 +85,14 @@ class KeptBatches:
 
     Attributes:
         inputs: maximum number of micro-batches for which the device retains only layer inputs.
-        activations: maximum number for which it also retains activations inside the layers.
+        activations: maximum number for which the device also retains activations of the layers.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch; arguments count those retained so far."""
+        """Return what to retain of the next micro-batch, given the numbers already retained."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -171,7 +171,7 @@ class StageModel:
         return self.layers[stage.first].pieces if alone else 1
 
     def slice_of_loss(self, share: float) -> LayerCost:
-        """Return the costs of a slice with this share of the rows of the LM head.
+        """Return the costs of a slice that has the share `share` of the LM head's rows.
 
         The backward pass recomputes the logits, unless the device retains them. The costs of the
         modules before the LM head, which are small, are multiplied by `share` as well.
@@ -214,7 +214,7 @@ class PsCompute:
 
     @property
     def own_device_flops_per_s(self) -> float:
-        """Return the throughput of a device on the PS's computer during a step.
+        """Return the throughput of a device on the PS's computer during a step, in FLOP/s.
 
         The PS's other work takes part of the processor. Over gigabit links, the device's measured
         throughput was 0.62 to 0.71 of the PS's.
@@ -233,8 +233,8 @@ class HeadSlice:
     The LM head is cut into `of` slices. See `cleave.graphs.loss_graph`.
 
     Attributes:
-        cuts: boundaries of all slices, from 0, in parts of the LM head of which the last value is
-            the number; empty for slices with about the same number of rows.
+        cuts: boundaries of all slices, starting at 0, in units of 1 / `cuts[-1]` of the LM head;
+            empty for slices with about the same number of rows.
 
     Example:
         >>> HeadSlice(1, 2, (0, 3, 4)).rows(1000)  # the last quarter
@@ -281,7 +281,7 @@ class PlannedStage:
 
     @property
     def named(self) -> str:
-        """Return a name for the user, such as "layers 1 to 3". Layers are counted from 1."""
+        """Return a user-facing name, such as "layers 1 to 3". Layers are counted from 1."""
         if self.slice is not None:
             return f"slice {self.slice.number + 1} of {self.slice.of} of the loss"
         return f"layers {self.first + 1} to {self.stop}"
@@ -299,8 +299,8 @@ class StagePlan:
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
         reason: a sentence, without a full stop, that names what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
-        forward_first: whether a device with requests in both directions runs the forward pass; if
-            not, it alternates.
+        forward_first: whether a device that could run a pass in either direction always runs the
+            forward pass. If false, the device alternates.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -320,7 +320,7 @@ class StagePlan:
 
     @property
     def head_slices(self) -> list[HeadSlice]:
-        """Return the rows of the LM head of all slices of the loss, in order."""
+        """Return the LM head rows of each slice of the loss, in order."""
         return [each.slice for each in self.slices if each.slice is not None]
 
     @property
@@ -342,7 +342,7 @@ class StagePlan:
         return f"in {slices} on {_span([devices], 'device', 'devices')}"
 
     def described(self, model: StageModel) -> str:
-        """Return a sentence, without a full stop, that describes the plan to the user."""
+        """Return a user-facing sentence, without a full stop, that describes the plan."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         if len(self.stages) > _NAMED:
             sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
@@ -365,7 +365,7 @@ class StagePlan:
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
-    """Return the range of `numbers` as text with a singular or plural noun: "2 to 4 layers"."""
+    """Return the range of `numbers` as text with a noun, such as "2 to 4 layers"."""
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {one if most == 1 else many}"

@@ -41,7 +41,7 @@ _SMALL: Final = 0.1  # share of a link's time below which `_link` omits a kind o
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
-    """Return the step time of the PS alone in seconds, without activation recomputation."""
+    """Return the step time in seconds of the PS alone, without activation recomputation."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
     flops += math.fsum(layers.flops for layers in model.ps_layers)
     token_s = flops / ps.flops_per_s + ps.loss_s(model.loss)
@@ -82,8 +82,9 @@ def held_by_device(
 
     Args:
         stages: all stages, followed by all slices of the loss.
-        kept_batches: micro-batches that each device retains besides those that it computes; none by
-            default. Each counts with the size of the device's stage that retains the most.
+        kept_batches: numbers of micro-batches that each device retains besides those that it
+            computes; by default, none. Each retained micro-batch counts with the size for the
+            device's stage that retains the most.
     """
     found: dict[int, int] = {}
     most: dict[int, int] = {}  # memory for the retained micro-batches
@@ -121,7 +122,7 @@ def most_kept(
     follows the forward pass immediately.
 
     Args:
-        stages: all stages and slices of the device. Any of them may retain each micro-batch.
+        stages: all stages and slices of the device. A micro-batch may be retained for any.
         spare_bytes: the memory that the device has left if it retains no micro-batches.
     """
     inputs, whole = (
@@ -178,14 +179,14 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return the memory for graphs and for a run that needs `of_token` bytes per token."""
+    """Return the memory in bytes for graphs and a run that needs `of_token` bytes per token."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
 def input_bytes(model: StageModel) -> int:
     """Return the memory needed for activations in transit, in bytes.
 
-    The memory holds x, y, dy and dx of the two largest micro-batches.
+    These are x, y, dy and dx of the two largest micro-batches.
     """
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:REQUESTS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
@@ -207,19 +208,20 @@ def predict(
 ) -> StagePlan:
     """Predict the time, memory and traffic of a step with `stages`.
 
-    Simulates two memory policies and uses the faster one. With the first policy, each device
-    retains the layer inputs of as many micro-batches as possible. With the second policy, each
-    device retains fewer layer inputs, which leaves more memory for activations.
+    Two memory policies are simulated, and the faster one is used. With the first policy, each
+    device retains the layer inputs of as many micro-batches as possible. With the second policy,
+    each device retains fewer layer inputs, which leaves more memory for activations.
 
     Args:
         stages: the stages in order. Each layer is in exactly one stage.
         devices_by_id: maps device IDs to devices, and includes all devices of the stages. A device
             may have several stages, and one slice of the loss.
         slices: slices of the loss; empty if the loss is not vocabulary-parallel.
-        forward_first: see `StagePlan`.
+        forward_first: whether a device that could run a pass in either direction always runs the
+            forward pass, instead of alternating.
 
     Raises:
-        PlanError: if a device has too little memory for its stage.
+        PlanError: if a device has too little memory for its stages and slices.
     """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     held = held_by_device(model, (*stages, *slices))
@@ -277,7 +279,7 @@ def predict_again(
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
 ) -> StagePlan:
-    """Return a plan with the prediction for other speeds of its devices or of the PS."""
+    """Return a copy of a plan, predicted again with new speeds of the devices or the PS."""
     run = _simulation(model, plan, devices_by_id, ps)
     return replace(_simulated(run, plan.kept_batches, ps), forward_first=plan.forward_first)
 
@@ -285,10 +287,10 @@ def predict_again(
 def worth_changing(
     model: StageModel, before: StagePlan, after: StagePlan, devices: Mapping[int, DeviceRates]
 ) -> bool:
-    """Return whether another plan for the same devices saves enough to replace the current one.
+    """Return True if plan `after` saves enough to replace plan `before` for the same devices.
 
-    Devices must first receive the frozen parameters that they do not hold yet, such as the base
-    model under adapters.
+    Devices must first receive the frozen parameters that they do not hold yet, such as those of the
+    base model under adapters.
     """
     held, saved_s = _frozen_parts(model, before), before.step_s - after.step_s
     receiving_s = max(
@@ -300,7 +302,7 @@ def worth_changing(
 
 
 def _frozen_parts(model: StageModel, plan: StagePlan) -> dict[int, dict[int | HeadSlice, int]]:
-    """Return the bytes of the frozen parameters of each device's layers and slices of the loss."""
+    """Return the size in bytes of each layer's and slice's frozen parameters, by device ID."""
     found: dict[int, dict[int | HeadSlice, int]] = {}
     for stage in plan.planned:
         parts: dict[int | HeadSlice, int] = {
@@ -388,7 +390,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Format a time of `value_s` seconds, with the unit, for the user."""
+    """Return a time of `value_s` seconds as user-facing text with the unit."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

@@ -24,7 +24,7 @@ class Pass(Enum):
 
 
 def turn(in_flight: int, request_s: float, device: int) -> tuple[int, float, int]:
-    """Return an eligible device's sort key. The device with the smallest key gets the next request.
+    """Return an eligible device's sort key. The device with the lowest key gets the next request.
 
     Devices with fewer requests in flight come first, so no device gets a second request while
     another device of the stage is idle. Among equally busy devices, the fastest comes first.
@@ -42,9 +42,9 @@ def next_pass(
 ) -> Pass | None:
     """Return the direction of a device's next request; None if no request is ready.
 
-    If both directions are ready, the device alternates, unless the plan says `forward_first`. If
-    backward passes always came first, later stages would run out of micro-batches. If forward
-    passes always come first, earlier stages may run out of gradients.
+    If both directions are ready, the device alternates, unless `forward_first` is set. If backward
+    passes always came first, later stages would run out of micro-batches. If forward passes always
+    come first, earlier stages may run out of gradients.
     """
     if forward and (forward_first or last_was_backward or not backward):
         return Pass.FORWARD
@@ -71,6 +71,6 @@ def may_take_sums(batches_left: int, *, gradients_awaited: bool = False) -> bool
     Args:
         batches_left: number of micro-batches that the stage has not finished.
         gradients_awaited: whether an earlier stage still waits for input gradients from this
-            device. Weight gradients, which occupy the uplink much longer, would delay them.
+            device. Weight gradients occupy the uplink much longer, and would delay these gradients.
     """
     return batches_left == 0 and not gradients_awaited

@@ -96,7 +96,7 @@ class _Candidate:
         rank: number of better candidates found by all searches, or by changing the same candidate.
         seconds: the estimated step time in seconds.
         one: the arrangement, as `Arrangements` with one row.
-        slices: the slices of the loss on other devices; None without a vocabulary-parallel loss.
+        slices: the slices of the loss and their devices; None if the loss is not in slices.
     """
 
     rank: int
@@ -109,7 +109,7 @@ class _Candidate:
 def _candidates(
     tables: StageTables, able: Sequence[DeviceRates], ps: PsCompute, slices: LossSlices | None
 ) -> list[_Candidate]:
-    """Return the arrangements with the shortest estimates; empty if devices lack memory."""
+    """Return the arrangements with the shortest estimated steps; empty if none is possible."""
     # The closed form treats the slices of the loss as a PS of the same throughput.
     as_ps = ps if slices is None else replace(ps, loss_flops_per_s=slices.flops_per_s)
     climbs = list(_climbs(tables, able, as_ps)) if able else []
@@ -204,10 +204,10 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 
 def interleaved(stages: Sequence[PlannedStage], turns: int) -> tuple[PlannedStage, ...] | None:
-    """Divide each stage into `turns` non-adjacent stages; return None if all are too small.
+    """Divide each stage into up to `turns` non-adjacent stages; return None if impossible.
 
-    Each device keeps its number of layers. A micro-batch passes through all devices `turns` times,
-    so the last devices start earlier (arXiv 2104.04473, section 2.2).
+    Each device keeps its number of layers. A micro-batch passes through each device up to `turns`
+    times, so the last devices start earlier (arXiv 2104.04473, section 2.2).
     """
     sizes = [stage.stop - stage.first for stage in stages]
     if max(sizes) < turns or len(stages) == 1:
@@ -245,7 +245,7 @@ class _Judge:
     _plans: list[StagePlan] = field(default_factory=list)
 
     def search(self, candidates: Sequence[_Candidate], requests: int) -> StagePlan:
-        """Simulate candidates and their best changes; return the fastest plan so far.
+        """Simulate candidates and their best changes, and return the fastest plan so far.
 
         Args:
             candidates: arrangements, at least one.
@@ -266,9 +266,9 @@ class _Judge:
         return self.best
 
     def simulate(self, candidate: _Candidate, *, forced: bool = False) -> bool:
-        """Simulate an arrangement if the budget allows; return True if it is the fastest so far.
+        """Simulate an arrangement if the budget allows; return True if its plan is the fastest yet.
 
-        If `forced`, ignore the budget.
+        If `forced` is set, ignore the budget.
         """
         planned, slices = candidate.climb.planned(candidate.one, 0), candidate.slices
         sliced = () if slices is None else slices.stages
@@ -309,7 +309,7 @@ class _Judge:
                     self.best = found
 
     def refine(self, requests: int) -> StagePlan:
-        """Try unequal loss slices and a forward-first order; return the fastest plan so far.
+        """Try unequal loss slices and a forward-first order, and return the fastest plan so far.
 
         Args:
             requests: number of micro-batch passes that may be simulated.
@@ -338,7 +338,7 @@ class _Judge:
         return self.best
 
     def _fastest(self, count: int) -> list[StagePlan]:
-        """Return the `count` fastest plans that differ by more than an exchange of devices."""
+        """Return the `count` fastest plans, without plans that differ only in swapped devices."""
         distinct: dict[tuple[object, ...], StagePlan] = {}
         for plan in sorted(self._plans, key=lambda plan: plan.step_s):
             shape = tuple((stage.stop - stage.first, len(stage.devices)) for stage in plan.stages)

@@ -35,8 +35,8 @@ class SimulatedMessage:
     Attributes:
         flops: FLOPs of the graph run that the message triggers.
         answered: whether the device returns the results of this run.
-        passes_s, computes_s: time of the message on the device's downlink, and time of the graph
-            run.
+        passes_s, computes_s: time in seconds of the message on the device's downlink, and of the
+            graph run.
     """
 
     nbytes: float
@@ -82,7 +82,7 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue `nbytes` at `begin_s`; return when both the card and the link have sent them.
+        """Queue `nbytes` at `begin_s` and return the time at which card and link have sent them.
 
         `own_s` is the time at which the device's own link has sent the bytes.
         """
@@ -152,12 +152,12 @@ class SimulatedStage:
 
     Attributes:
         costs: costs of the stage's layers, followed by the costs of its loss or loss slice.
-        forward, backward: heaps of micro-batches that any device of the stage may take.
+        forward, backward: heaps of micro-batches that any device of the stage may process.
         kept_by: maps a micro-batch to the device that retains its data, and to the kind of data.
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
         went, passed: number of finished forward passes, and number of finished backward passes.
-        summed: IDs of the devices that hold accumulated gradients that the PS has not taken yet.
+        summed: IDs of the devices whose accumulated gradients the PS has not fetched yet.
     """
 
     number: int
@@ -173,7 +173,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Dequeue a device's next backward pass; return the micro-batch and its retained data."""
+        """Dequeue a device's next backward pass and return its micro-batch and retained data."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
@@ -222,7 +222,7 @@ class SimulatedRequest:
 
     Attributes:
         batch: index of the micro-batch; -1 for the transfer of accumulated gradients.
-        sends: see `PassMessages`.
+        sends: sizes in bytes of the messages that the device returns for each chunk, last first.
         pieces: number of chunks whose results have not fully arrived.
     """
 

@@ -118,7 +118,7 @@ class StageSimulation:
         self._received_event, self._send_up_event = self._received, self._send_up
 
     def end_s(self) -> float:
-        """Simulate the step; return the time in seconds until all results have arrived."""
+        """Simulate the step and return the time in seconds until all results have arrived."""
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
@@ -189,7 +189,7 @@ class StageSimulation:
                 self._ask_one(now_s, one)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
-        """Assign a ready request to a device; return False if none is ready."""
+        """Assign a ready request to a device, or return False if no request is ready."""
         ahead = back = None
         for stage, own in device.stages:
             if ahead is None and stage.forward:
@@ -254,7 +254,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> PassMessages:
-        """Return a request's messages; `forward` is False for a request with a backward pass."""
+        """Return the messages between the PS and a device for one forward or backward pass."""
         key = stage.number, tokens, forward, keep
         if (known := device.pass_messages.get(key)) is not None:
             return known
@@ -303,7 +303,7 @@ class StageSimulation:
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record that a stage's output has arrived; return the devices that can continue."""
+        """Record that a stage's output has arrived, and return the devices that can continue."""
         stage.went += 1
         if stage.number + 1 < len(self.stages):
             after = self.stages[stage.number + 1]
@@ -322,7 +322,7 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Record an input gradient for the stage `before`; return the devices that can continue."""
+        """Record an output gradient of stage `before`; return the devices that can continue."""
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -331,7 +331,7 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Queue a task of `token_s` seconds per token on the PS; return when the task ends."""
+        """Queue a task of `token_s` seconds per token on the PS and return the task's end time."""
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 
@@ -348,7 +348,7 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Record a finished pass of a loss slice; after the last slice, start the next pass."""
+        """Record a finished pass of a loss slice. After the last slice, start the next pass."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
             # The training thread is notified first. Meanwhile, devices get requests that are ready.
@@ -372,7 +372,10 @@ class StageSimulation:
         return (device,)
 
     def _take_sums(self, now_s: float, stage: SimulatedStage) -> None:
-        """Take the sums of finished stages from a stage's devices that owe no input gradients."""
+        """Fetch the accumulated gradients of finished stages from the devices of a stage.
+
+        Devices from which an earlier stage awaits input gradients are skipped.
+        """
         batches = len(self.model.tokens)
         for number in sorted(stage.summed):
             device = self.devices[number]
@@ -418,7 +421,7 @@ class StageSimulation:
         messages: Sequence[SimulatedMessage],
         request: SimulatedRequest | None,
     ) -> None:
-        """Queue messages behind those in transit to a device; `request` is None for weights."""
+        """Queue messages behind those in transit to a device. `request` is None for weights."""
         if not self.egress.byte_s:  # network card is no limit: arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
@@ -454,7 +457,7 @@ class StageSimulation:
         message: SimulatedMessage,
         request: SimulatedRequest | None,
     ) -> None:
-        """Queue, on the device's simulated processor, the graph run that a message asks for."""
+        """Queue, on the device's simulated processor, the graph run that a message triggers."""
         if message.flops or message.answered:
             begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:
@@ -479,7 +482,7 @@ class StageSimulation:
         self._pass(made_s, request)
 
     def _pass(self, sent_s: float, request: SimulatedRequest) -> None:
-        """Record the arrival of a chunk's results; finish the request after the last chunk."""
+        """Record the arrival of a chunk's results. After the last chunk, finish the request."""
         request.pieces -= 1
         if not request.pieces:
             self._at(sent_s + request.device.rates.latency_s, self._passed, request)

@@ -19,7 +19,7 @@ _LEAST_COLUMN = 0.6  # minimum volume of a separate column, relative to the mean
 
 
 class Draft(NamedTuple):
-    """An arrangement, with initial widths of columns and depths of slabs for balancing."""
+    """An arrangement, with the initial column widths and slab depths for balancing."""
 
     arrangement: Arrangement
     widths: Floats
@@ -27,7 +27,7 @@ class Draft(NamedTuple):
 
 
 def _column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """Return numbers of columns that make tiles nearly square; at most two if `few`."""
+    """Return candidate column counts near the count for square tiles, at most two if `few`."""
     active = best.volume > 0
     devices = int(active.sum())
     sides = np.sqrt(best.volume[active] / best.depth[active])
@@ -44,7 +44,8 @@ def _by_depth(frame: Frame, best: BestTile, order: Places, columns: int) -> Draf
     """Distribute devices over about `columns` columns, with separate columns for each depth.
 
     If the devices of one depth have too little volume for a column, they share a column with the
-    devices of the next depth. The depths in `best` must have few distinct values (`shape.snapped`).
+    devices of the next depth. The depths in `best` must have few distinct values, as returned by
+    `shape.snapped`.
     """
     volume, depth = best.volume[order], best.depth[order]
     firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
@@ -95,7 +96,7 @@ def _stack(
 
 
 def _deal(weights: Floats, groups: int) -> Places:
-    """Divide weights into consecutive groups with similar sums; return the group of each weight."""
+    """Divide weights into consecutive groups with similar sums. Return the group of each weight."""
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])
@@ -115,7 +116,7 @@ def drafts(
 
     Args:
         order: indices of the devices to use, in descending order of the best tile's depth.
-        snapped, snapped_order: like `best` and `order`, for best tiles whose depth divides k.
+        snapped, snapped_order: like `best` and `order`, but for tiles whose depth divides k.
         few: whether to yield only the most promising arrangements.
     """
     seen = set()

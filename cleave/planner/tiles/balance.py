@@ -30,7 +30,8 @@ _PULL: Final = 1.25  # exponent of corrections: time grows as (depth or width)^0
 class Frame:
     """A GEMM, and the side of C that is divided into columns.
 
-    If `columns_cut_n`, columns divide n and rows divide m; otherwise columns divide m.
+    If `columns_cut_n`, columns divide n and rows divide m. Otherwise, columns divide m and rows
+    divide n.
     """
 
     gemm: Gemm
@@ -54,7 +55,7 @@ class Arrangement(NamedTuple):
     """The assignment of devices to slabs, and of slabs to columns.
 
     Attributes:
-        devices: indices of the devices in the fleet, slab by slab.
+        devices: index of each device in the fleet, in slab order.
         slab_starts: index in `devices` of each slab's first device.
         column_starts: index of each column's first slab.
     """
@@ -65,7 +66,7 @@ class Arrangement(NamedTuple):
 
     @property
     def slab_of(self) -> Places:
-        """Return, for each entry of `devices`, the index of its slab."""
+        """Return the slab index of each entry of `devices`."""
         return _labels(self.slab_starts, len(self.devices))
 
     @property
@@ -78,7 +79,7 @@ class Arrangement(NamedTuple):
 
 
 class Fluid(NamedTuple):
-    """A balanced arrangement with real-valued sides; `time_s` is the time of each slab."""
+    """A balanced arrangement with real-valued sides. `time_s` is each slab's time in seconds."""
 
     arrangement: Arrangement
     widths: Floats
@@ -91,7 +92,7 @@ class Fluid(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Integer tiles, one per row: the device, the slab, and the start and stop on each axis."""
+    """Arrays of integer tiles: each tile's device, slab, and start and stop on each axis."""
 
     device: Places
     slab: Places
@@ -103,7 +104,7 @@ class Boxes(NamedTuple):
 class Balancer:
     """Balances arrangements of one fleet for one frame, so that all devices finish together.
 
-    `slowdown` is, for each device, the factor by which its tiles take longer than predicted.
+    `slowdown` contains the factor by which each device's tiles take longer than predicted.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -120,12 +121,12 @@ class Balancer:
         *,
         rounds: int,
     ) -> Fluid:
-        """Adjust widths and depths until all slabs take equally long, or for `rounds` rounds.
+        """Return the fastest result of up to `rounds` rounds of adjusting widths and depths.
 
         Args:
             widths: initial width of each column. Only proportions matter.
             depths: initial depth of each slab. Only proportions matter.
-            time_s: initial guess of the time of a slab in seconds.
+            time_s: initial guess of a slab's time in seconds.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -164,9 +165,9 @@ class Balancer:
         return slabs.rows(widths, depths, times, 16)
 
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
-        """Round the sides of tiles to integers; return None if a column or slab would be empty.
+        """Return tiles with integer sides, or None if a column or slab would be empty.
 
-        Sides of at least 512 are aligned to multiples of `most_aligned`, which is at most 16.
+        `most_aligned` (1, 4 or 16) is the maximum alignment of row counts and column widths.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -193,8 +194,8 @@ class Balancer:
 class _Slabs:
     """Computes the times and the rows of an arrangement's slabs from their widths and depths.
 
-    `lone` marks the slabs of full depth. If it is None, these are the slabs that are alone in their
-    column.
+    `lone` marks the slabs of full depth. If `lone` is None, a slab that is alone in its column has
+    full depth.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class _Slabs:
         return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
-        """Return, for each slab, the shortest time in which its devices can compute all rows.
+        """Return each slab's shortest time, in seconds, in which its devices can compute all rows.
 
         The number of rows is nearly linear in time, so bracketed secant steps converge fast.
         """
@@ -265,7 +266,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Return each device's start and stop row, as integers that minimise each slab's time."""
+        """Return each device's integer start and stop row, chosen for the shortest slab times."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]
@@ -298,7 +299,7 @@ class _Slabs:
 
 
 def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
-    """Return the predicted time in seconds of each tile, without strip fill."""
+    """Return each tile's predicted time in seconds, without strip fill."""
     of = rates.take(boxes.device)
     rows, columns, depth = (
         (span[:, 1] - span[:, 0]).astype(np.float64)
@@ -314,18 +315,18 @@ def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
 
 
 def _labels(starts: Places, size: int) -> Places:
-    """Return group numbers such as 0 0 0 1 1 2; a new group begins at each of `starts`."""
+    """Return the group indices of `size` items, where a group begins at each index in `starts`."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
 def _alignment(sizes: Floats, most: int) -> Floats:
-    """Return the alignment of each size: large for fast kernels, small relative to the size."""
+    """Return the alignment of each size, which is larger for larger sizes but at most `most`."""
     steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
     return np.minimum(steps, float(most))
 
 
 def _rounded(sizes: Floats, starts: Places, total: int, most_aligned: int) -> Ints:
-    """Round sizes to consecutive integer spans; the spans of each group cover `total`."""
+    """Round sizes to consecutive integer spans that cover `total` in each group."""
     group = _labels(starts, len(sizes))
     stops = np.cumsum(sizes)
     stops = stops - (stops - sizes)[starts][group]

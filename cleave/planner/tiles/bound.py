@@ -22,7 +22,7 @@ _TOLERANCE = 1e-7
 
 
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
-    """Return a lower bound, in seconds, on the time of any plan with tiles of any number and shape.
+    """Return a lower bound on any plan's time in seconds, for any number and shape of tiles.
 
     Only the network card's rates in `ps` are used.
     """
@@ -54,7 +54,7 @@ def isolated_bound_s(
     *,
     two_dimensional: bool = False,
 ) -> float:
-    """Return a lower bound, in seconds, on the time of any plan with one tile per device.
+    """Return a lower bound on the time in seconds of any plan with one tile per device.
 
     The bound ignores memory limits. A device with little memory gets several tiles, which take
     longer than one tile. If `two_dimensional`, only tiles of full depth are allowed.
@@ -96,7 +96,7 @@ def _through_card(
 
 
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
-    """Return the time in which the devices can compute the whole GEMM, rounded down slightly.
+    """Return the time in seconds that the devices need for the GEMM, rounded down slightly.
 
     The search uses secant steps, because the logarithm of `volume` is nearly linear in the
     logarithm of the time after `least_s`. Every third step bisects.

@@ -61,7 +61,7 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return the planned tiles. A device with too little memory gets several smaller tiles.
+    """Return planned tiles. A device with too little memory for its share gets several tiles.
 
     Args:
         boxes: the share of each device in the GEMM's index space.
@@ -69,7 +69,8 @@ def planned_tiles(
         block_s: time in seconds that the PS spends on one block.
 
     Raises:
-        PlanError: if a device has too little memory for one multiplication, or for its whole tile.
+        PlanError: if a device has too little memory for one multiplication, or if its share would
+            need more than about `_MOST_PIECES` tiles.
     """
     parts = [
         (device, part)
@@ -161,7 +162,7 @@ def _fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan of tiles in seconds, without the strip fill and with it.
+    """Return two makespans of tiles in seconds, without and with strip fill.
 
     Each device computes its tiles one after another.
     """
@@ -187,7 +188,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return a plan that reuses operands held by devices; None if a device lacks memory."""
+    """Return a plan that reuses operands stored on devices, or None if a device lacks memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

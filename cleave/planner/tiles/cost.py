@@ -19,9 +19,9 @@ PS_BYTE_S: Final = 5e-10
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
     """Return the time of one tile in seconds, with infinitely many strips and without latency.
 
-    Once a share f of the download has arrived, a share f^2 of the blocks can be computed. With ``X
-    = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else ``X +
-    download^2 / (4 X)``.
+    Once a share f of the download has arrived, a share f^2 of the blocks can be computed. Let
+    ``X = max(compute, upload)``. The tile takes ``download`` if ``X <= download / 2``, and
+    ``X + download^2 / (4 X)`` otherwise.
     """
     slower = max(compute_s, upload_s)
     if slower <= download_s / 2:

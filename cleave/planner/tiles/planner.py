@@ -73,7 +73,10 @@ class PlanMethod(Enum):
 
 
 class _Latest(NamedTuple):
-    """A GEMM's latest plan, its fleet, and the makespan of the latest plan made from scratch."""
+    """A GEMM's latest plan, and the rates of the connected devices by ID.
+
+    `planned_s` is the makespan in seconds of the latest plan that was made from scratch.
+    """
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -86,7 +89,7 @@ class TilePlanner:
 
     Args:
         ps: rates and memory of the parameter server.
-        method: whether tiles may be cut in depth.
+        method: whether a GEMM may be cut in depth as well as in rows and columns.
     """
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
@@ -105,7 +108,7 @@ class TilePlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """Plan one GEMM; see `Planner.plan` for arguments and errors."""
+        """Return the best plan for one GEMM. `Planner.plan` describes the arguments and errors."""
         if not devices:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
@@ -116,10 +119,7 @@ class TilePlanner:
         return min([fresh, *filter(None, reusing)], key=lambda plan: _score_s(plan, self.ps))
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan part of a GEMM quickly, by trying few sets of devices and few arrangements.
-
-        See `PartPlanner.plan_part`.
-        """
+        """Plan a GEMM's unfinished part quickly, by trying few device sets and arrangements."""
         search = _Search(self, gemm, element, devices)
         count = len(search.ranked)
         sizes = [max(1, count >> halved) for halved in range(count.bit_length())]
@@ -134,7 +134,7 @@ class TilePlanner:
     def _without_residencies(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan:
-        """Return a plan from the cache, or make a plan and add it to the cache."""
+        """Return a plan that reuses no operands. Make and cache the plan if it is not cached."""
         found = self._cache.find(gemm, element, devices)
         if found is not None and not found.provisional:
             return found
@@ -198,7 +198,7 @@ class TilePlanner:
 
 
 def _score_s(plan: Plan, ps: PsRates) -> float:
-    """Return the score by which plans are compared: the fleet's time plus the PS's time."""
+    """Return the score for comparing plans: the fleet's time plus the PS's time, in seconds."""
     fleet_s = plan.makespan_s + plan.fill_s
     if not ps.block_s:
         return fleet_s
@@ -228,17 +228,17 @@ class _Search:
 
     @cached_property
     def _volume(self) -> Floats:
-        """The volume of the largest tile that each device can compute in twice the bound."""
+        """Return the volume of each device's largest tile within twice the isolated bound."""
         return best_tile(self.gemm, self.element, self.rates, 2 * self.bound_s).volume
 
     @cached_property
     def ranked(self) -> Indices:
-        """The indices of the devices with enough memory for a share of C, the fastest first."""
+        """Return the indices of devices with enough memory for a share of C, fastest first."""
         roomy = self._roomy()
         return roomy[np.lexsort((roomy, -self._volume[roomy]))]
 
     def useful(self) -> Sequence[DeviceRates]:
-        """Return the devices, except far slower devices that would contribute almost nothing."""
+        """Return all devices except far slower ones that would contribute almost nothing."""
         volume = self._volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if (
@@ -260,9 +260,10 @@ class _Search:
         return plan
 
     def fluid_times_s(self, sizes: Iterable[int]) -> dict[int, float]:
-        """Return the approximate time in seconds on the n fastest devices, for each n in `sizes`.
+        """Return the GEMM's approximate time on the n fastest devices, for each n in `sizes`.
 
-        The times hold in the fluid limit and include the limits of the PS's network card.
+        The times are in seconds, and include the limits of the PS's network card. They assume tiles
+        with real-valued sides (the fluid limit).
         """
         times_s = {}
         for size in sizes:
@@ -282,7 +283,7 @@ class _Search:
         return times_s
 
     def _best_on(self, subsets: Iterable[Indices]) -> Plan | None:
-        """Return the best plan for any of the subsets of devices; None if no subset has a plan."""
+        """Return the best plan among subsets of devices, or None if no subset has a plan."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             plan = self._on(subset)
@@ -296,7 +297,7 @@ class _Search:
         return None if best is None else best[1]
 
     def _on(self, subset: Indices) -> Plan | None:
-        """Return the best plan for a subset; None if no arrangement can be rounded to integers."""
+        """Return a subset's best plan, or None if no arrangement can be rounded to integers."""
         plans = [_Task(self, subset).plan()]
         if self.ps.block_s and len(subset) <= _SMALL_FLEET and not self.two_dimensional:
             # Cutting in depth can cost the PS more time than it saves on the links.
@@ -306,9 +307,9 @@ class _Search:
     def _subsets(self) -> tuple[list[Indices], list[Indices]]:
         """Return the promising subsets of devices, the most promising first, and all other subsets.
 
-        Normally, only the set of all devices is promising. Smaller subsets are promising if the
-        PS's network card is too slow for all devices, or if a device's share of the GEMM would be
-        tiny.
+        Normally, only the set of all devices is promising. Smaller subsets are also promising if
+        the PS's network card is too slow for all devices, if a device's share of C would be tiny,
+        or if one block per device would occupy the PS for longer than the lower bound.
         """
         ranked, ps = self.ranked, self.ps
         everyone = len(ranked)
@@ -417,7 +418,7 @@ class _Task:
         return best
 
     def _tiling(self, slowdown: Floats) -> tuple[Plan, Floats, Floats] | None:
-        """Return a plan, and two arrays of times in seconds, with one value per device.
+        """Return a plan and each device's times in seconds as two arrays, or None on failure.
 
         The first array contains the time of all tiles of a device. The second array contains the
         time that the device would need if it could compute its share as a single tile.
@@ -455,9 +456,10 @@ class _Task:
         return self._finish(boxes, frame)
 
     def _integers(self, fluid: Fluid, balancer: Balancer) -> tuple[float, Boxes, Frame] | None:
-        """Round a balanced arrangement to integer tiles; return their makespan, tiles and frame.
+        """Balance an arrangement and round it to integers. Return the makespan, tiles and frame.
 
-        Sides of tiles are aligned unless this lengthens the makespan too much.
+        Sides of tiles are aligned unless alignment lengthens the makespan too much. Return None if
+        a column or slab would be empty.
         """
         fluid = balancer.balance(
             fluid.arrangement, fluid.widths, fluid.depths, fluid.makespan_s, rounds=12

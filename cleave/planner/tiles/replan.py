@@ -56,7 +56,7 @@ class PlanCache:
     def find(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan | None:
-        """Return the plan cached for this fleet or a fleet with equal rates; None if absent."""
+        """Return the plan cached for this fleet or one with equal rates; None if not cached."""
         fleet = gemm, element, tuple(devices)
         found = self._by_fleet.get(fleet)
         if found is None:
@@ -76,7 +76,7 @@ class PlanCache:
         devices: Sequence[DeviceRates],
         cached: CachedPlan,
     ) -> CachedPlan:
-        """Add a plan to the cache in place of an earlier plan for this fleet; return `cached`."""
+        """Cache a plan, replacing any earlier plan for this fleet, and return `cached`."""
         numbers, rates = _split(devices)
         self._by_fleet[gemm, element, tuple(devices)] = cached
         self._by_rates[gemm, element, rates] = numbers, cached

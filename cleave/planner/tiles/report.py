@@ -1,4 +1,4 @@
-"""Reports on plans by tiles: gap to the lower bounds, bottleneck, traffic and memory."""
+"""Report a tile plan's gap to the lower bounds, bottleneck, traffic and memory."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class PlanReport:
 
     Attributes:
         gap: predicted makespan divided by the isolated bound, minus one.
-        overlap_bound_s: lower bound on the time of any plan.
-        predicted_s: time of the plan with its actual strips (`cleave.planner.tiles.streaming`).
+        overlap_bound_s: lower bound on the time of any plan, in seconds.
+        predicted_s: predicted time of the plan with its actual strips, in seconds.
         bottleneck: the limit whose improvement would shorten the predicted time most.
-        download_bytes, upload_bytes: largest download, and largest upload, of any device.
+        download_bytes, upload_bytes: largest download and largest upload of any device.
         memory_bytes: memory requirement of the largest tile.
         tightest: the tile that uses the largest share of its device's memory.
     """
@@ -65,19 +65,19 @@ class PlanReport:
 
     @property
     def egress_bytes_per_s(self) -> float:
-        """Return the mean rate at which the PS sends during the makespan."""
+        """Return the PS's mean sending rate during the makespan, in bytes/s."""
         return self.plan.egress_bytes / self.plan.makespan_s
 
     @property
     def ingress_bytes_per_s(self) -> float:
-        """Return the mean rate at which the PS receives during the makespan."""
+        """Return the PS's mean receiving rate during the makespan, in bytes/s."""
         return self.plan.ingress_bytes / self.plan.makespan_s
 
 
 def report(
     plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
 ) -> PlanReport:
-    """Compare a plan with the lower bounds on its time, for `devices` and the server `ps`."""
+    """Return a report that compares a plan with the lower bounds for `devices` and `ps`."""
     return _report(plan, element, _Fleet(devices), ps)
 
 
@@ -129,13 +129,14 @@ def _bottleneck(
 ) -> Bottleneck:
     """Return the limit with the largest share of the total time of all tiles.
 
-    The time of a tile is ``T = 2 L + X + d^2 / (4 X)``, where L is the one-way latency, d the
-    download time, and X the larger of compute and upload time. The shares are T's elasticities:
-    ``d^2 / (2 X)`` for the download, and ``X - d^2 / (4 X)`` for the slower of compute and upload.
+    The time of a tile is ``T = 2 L + X + d^2 / (4 X)`` if ``X > d / 2``, where L is the one-way
+    latency, d the download time, and X the larger of compute and upload time. A share is T's
+    derivative with respect to the logarithm of a time: ``d^2 / (2 X)`` for the download, and
+    ``X - d^2 / (4 X)`` for the slower of compute and upload. Otherwise, T is ``2 L + d``.
 
-    `down` and `up` are the traffic of each tile in bytes. `rates` holds the rates of each tile's
-    device, limited by the PS's network card. `alone` holds the unlimited rates of each device in
-    the plan.
+    `down` and `up` are the traffic of each tile in bytes. `rates` contains the rates of each
+    tile's device, limited by the PS's network card. `alone` contains the unlimited rates of each
+    device in the plan.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -159,10 +160,10 @@ def _bottleneck(
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """GEMMs of a step, by index, that are submitted together.
+    """GEMMs of a step that are submitted together. `places` contains their indices in the step.
 
     `seconds` is the time from the first sent byte to the end of the last GEMM. `held_bytes` is the
-    size of operands that need no download, because devices already hold them.
+    size of operands that need no download, because devices already store them.
     """
 
     places: tuple[int, ...]
@@ -176,7 +177,7 @@ class StepReport:
 
     Attributes:
         reports: one report for each GEMM, in the order of submission.
-        counts: for each GEMM, how often it occurs in the step.
+        counts: number of times that each GEMM occurs in the step.
         together: submissions of several GEMMs, and of GEMMs that reuse operands on devices.
     """
 
@@ -200,7 +201,7 @@ class StepReport:
 
     @property
     def predicted_s(self) -> float:
-        """Return the predicted time of all GEMMs of the step in seconds, repetitions included."""
+        """Return the predicted time of all GEMMs of the step, including repetitions, in seconds."""
         return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
 
     @property
@@ -248,12 +249,12 @@ class StepReport:
 
     @property
     def peak_egress_bytes_per_s(self) -> float:
-        """Return the highest rate at which the PS sends during any GEMM of the step."""
+        """Return the PS's highest mean sending rate during any GEMM of the step, in bytes/s."""
         return max(r.egress_bytes_per_s for r in self.reports)
 
     @property
     def peak_ingress_bytes_per_s(self) -> float:
-        """Return the highest rate at which the PS receives during any GEMM of the step."""
+        """Return the PS's highest mean receiving rate during any GEMM of the step, in bytes/s."""
         return max(r.ingress_bytes_per_s for r in self.reports)
 
     @property
@@ -317,5 +318,5 @@ _ADVICE = {
 
 
 def advice(step: StepReport) -> str:
-    """Return a sentence that says what limits the step, and what would make the step faster."""
+    """Return a sentence that states what limits a step and what would make the step faster."""
     return f"{step.bottleneck.value} limits most of the step: {_ADVICE[step.bottleneck]}."

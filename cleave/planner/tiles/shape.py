@@ -258,7 +258,7 @@ class LongestSide:
     time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
 
     Args:
-        width: b.
+        width: the fixed width b of each tile.
         per_side_s: download time in seconds of each row or column of the tile.
         per_element_s: the larger of the compute and upload times of each element of C.
     """
@@ -279,7 +279,7 @@ class LongestSide:
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """Return the maximum length of each tile; 0 if the available time is too short."""
+        """Return the maximum length of each tile, which is 0 if the available time is too short."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -298,7 +298,10 @@ class LongestSide:
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """Return `cost.streamed_s` for arrays; `slower_s` is the larger of compute and upload times."""
+    """Return each tile's time in seconds, as `cost.streamed_s` does for a single tile.
+
+    `slower_s` is the larger of each tile's compute and upload times.
+    """
     slower = np.maximum(slower_s, 1e-300)
     return np.where(
         slower_s <= download_s / 2, download_s, slower_s + download_s * download_s / (4 * slower)

@@ -2,7 +2,7 @@
 
 Strips are sent in the order A0 B0 A1 B1 .... A device starts to compute a block when both strips of
 the block have arrived and the previous block has been computed. Blocks are returned in the order of
-computation. Plans that are submitted together follow each other without a pause.
+computation. GEMMs that are submitted together run one after another without a pause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Arrivals = Callable[[Places, Floats], Floats]
 
 
 class SharedCard:
-    """Times of downloads that share the PS's network card.
+    """Computes the times of downloads that share the PS's network card.
 
     The card divides its rate equally among the devices to which it is still sending. If a device's
     own link is slower than an equal share, the other devices get the unused bandwidth. `nbytes` is
@@ -79,7 +79,7 @@ class SharedCard:
 
 
 def equal_shares(most: Floats, total: float) -> Floats:
-    """Divide `total` equally, with each share capped by `most`; other shares get the excess."""
+    """Divide `total` into equal shares, capped at `most`. Uncapped shares receive the excess."""
     order = np.sort(most)
     count = len(order)
     # Candidate levels: the first n get their maximum, and the others share the rest equally.
@@ -105,15 +105,14 @@ def finish_times_s(
     places: Mapping[int, int],
     egress_bytes_per_s: float = math.inf,
 ) -> Floats:
-    """Return the time in seconds until each device has returned its last block; 0 if it is idle.
+    """Return the time in seconds until each device returns its last block; 0 for idle devices.
 
     The plans are for GEMMs that are submitted together. A device runs its tiles of one plan after
     its tiles of the previous plan, without a pause of its link or processor.
 
     Args:
-        work: plans in the order of submission, each with the operand that devices already hold.
-            Devices that have several tiles of a plan, because they have little memory, hold no
-            operand.
+        work: plans in the order of submission, each with the operand that devices already store.
+            A device with several tiles of a plan, because of little memory, stores no operand.
         places: maps each device ID to the index of the device in `rates`.
         egress_bytes_per_s: sending rate of the PS's network card.
     """
@@ -130,7 +129,7 @@ def finish_times_s(
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return the size of operands that need no download, because devices already hold them."""
+    """Return the size of operands that devices already store and need not download, in bytes."""
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)
@@ -152,7 +151,7 @@ class _Progress:
         self.sent_bytes, self.compute_s, self.up_s = np.zeros((3, len(rates)))
 
     def follow(self, work: Sequence[tuple[Plan, HeldSide]], places: Mapping[int, int]) -> None:
-        """Add plans; `places` maps each device ID to the index of the device."""
+        """Add plans. `places` maps each device ID to the device's index in the rate arrays."""
         for plan, held in work:
             own: dict[int, list[PlannedTile]] = defaultdict(list)
             for tile in plan.tiles:
@@ -173,7 +172,7 @@ class _Progress:
     def _follow_tiles(
         self, gemm: Gemm, held: HeldSide, place: int, tiles: Sequence[PlannedTile]
     ) -> None:
-        """Add one device's tiles in order; a strip that two tiles share is sent only once."""
+        """Add one device's tiles in order. A strip that several tiles share is sent only once."""
         rates, element = self._rates, self._element
         uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
         here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2

@@ -82,7 +82,7 @@ class Authenticator(Protocol):
     """Decides which clients may join and records facts about devices.
 
     All methods are called on the server's event loop. An authenticator that keeps no device records
-    can inherit the methods that record facts, which do nothing.
+    can inherit the methods that record facts. Their default implementations do nothing.
 
     Attributes:
         server: the server's ID, which is sent to devices; empty if devices need not store their
@@ -105,7 +105,7 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a connection without a valid `hello`. Return False if the address made too many."""
+        """Count a connection without a valid `hello`. Return False if `address` has too many."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -169,7 +169,7 @@ class SharedSecretAuth(Authenticator):
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Return whether any key equals the secret. The time taken does not reveal which key does."""
+    """Return whether any key equals the secret. The duration does not reveal which key matches."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
@@ -184,5 +184,5 @@ def clean_text(text: str, most: int) -> str:
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are equal. The time taken does not reveal where they differ."""
+    """Return whether two secrets are equal. The duration does not reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

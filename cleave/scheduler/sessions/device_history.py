@@ -38,9 +38,9 @@ class _Departure:
     def flops_per_s(self, claimed: float) -> float | None:
         """Return the speed of a returning device; None if the speed must be measured again.
 
-        Returns the claimed speed if the device reached its previous claim, or if the new claim does
-        not exceed the measured speed. Otherwise, returns the measured speed if the new claim is
-        similar to the previous one.
+        The result is the claimed speed if the device reached its previous claim, or if the new
+        claim does not exceed the measured speed. Otherwise, the result is the measured speed if the
+        new claim is similar to the previous claim.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -99,7 +99,7 @@ class DeviceHistory:
                 del self._strangers[next(iter(self._strangers))]
 
     def behavior_before(self, session: Session, known: Behavior) -> Behavior:
-        """Return a device's behavior in its previous session. The session's name must be set.
+        """Return a device's behavior in its previous session. `session.name` must be set.
 
         Args:
             known: the behavior that the authenticator recorded.

@@ -39,7 +39,7 @@ ASSUMED_FLOPS_PER_S: Final = 50e9  # a modest laptop's speed, assumed if a devic
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return a refusal if the version or memory is unsuitable or the server is full; else None.
+    """Return a refusal for an unsuitable version, too little memory or a full server, else None.
 
     Args:
         full_with: the maximum number of devices if the server is full; None otherwise.
@@ -149,7 +149,7 @@ class Joining:
         rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace.
-        coding: on which links payloads are compressed.
+        coding: policy that selects the links on which payloads are compressed.
         card: rates of the server's network card; None for no limit.
         expected: minimum number of devices that are assumed to share the network card.
     """
@@ -199,7 +199,7 @@ class Joining:
             sessions: number of open sessions, including the device's own session.
 
         Raises:
-            ProtocolError: if the `hello` lacks an operation or dtype that every device needs.
+            ProtocolError: if the `hello` lacks an operation or dtype that every device must have.
         """
         self._sharing = max(self._expected, sessions)
         full = self._max_devices is not None and sessions > self._max_devices
@@ -253,7 +253,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last result, make the device ready or send its rates."""
+        """Handle a probe result. After the last, make the device ready or send it the rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -318,9 +318,9 @@ class Joining:
 
 
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
-    """Return the decisions that end the earlier sessions that a new admission replaces.
+    """Return decisions that end the earlier sessions replaced by a new admission.
 
-    An earlier connection may have failed unnoticed. If the connection is alive, the client
+    An earlier connection may have failed unnoticed. If the connection is still alive, the client
     receives the reason and does not reconnect.
     """
     if admission.measured_by:

@@ -1,9 +1,9 @@
 """Estimate the pace of devices, to correct the rates that plans use. This module does no I/O.
 
-A sample starts when an idle device gets a request, and ends when the device is idle again. It
-consists of the time that the rates predict and the measured time from the PS's first send to the
-device's last answer. Delays at the PS affect every sample, so the median delay over all devices is
-attributed to the PS. A device is slow if most of its samples take much longer than the predicted
+A sample starts when an idle device gets a request, and ends when the device is idle again. The
+sample consists of the time that the rates predict and the measured time from the PS's first send to
+the device's last answer. Delays at the PS affect every sample, so the median delay over all devices
+is attributed to the PS. A device is slow if most of its samples take much longer than the predicted
 time plus this median.
 
 A slow device either takes longer by a constant factor, or delays each answer by a constant time.
@@ -107,7 +107,7 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and the pace estimated from the samples."""
+    """One device's samples, and the pace estimated from them."""
 
     estimate: Estimate = AS_STATED
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -203,7 +203,7 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Return whether a trial is due. Only slow or high-latency devices need trials."""
+        """Return whether a pace trial is due. Only slow or high-latency devices need one."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 

@@ -1,7 +1,7 @@
 """Test and measure a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: multiplying a row by a column takes almost only download time, and multiplying a column by a
-row takes almost only upload time. A 1 x 1 product measures a round trip. The arrays grow until a
+Link: almost all the time of a row-by-column product is download time, and almost all the time of a
+column-by-row product is upload time. A 1 x 1 product measures a round trip. The arrays grow until a
 transfer takes long enough to measure. Round-trip time and compute time are subtracted. Many links
 carry the first bytes of a transfer faster than they can sustain, so the rate is computed from the
 bytes by which the last array is larger than the one before.
@@ -58,7 +58,7 @@ _SPEED_PAIRS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly to measure a link."""
+    """Limits that determine how thoroughly a link is measured."""
 
     round_trips: int  # number of round trips to time. The shortest time is used.
     largest_bytes: int  # maximum size of one transfer
@@ -145,7 +145,7 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return messages that repeat a failed run; empty after `ASIDE_AFTER` failures in a row."""
+        """Return messages that repeat a failed run; none after `ASIDE_AFTER` failures in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []
@@ -246,7 +246,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield the products to time. The caller stores each product's duration in `_took_s`."""
+        """Yield products to be timed. The caller stores each product's duration in `_took_s`."""
         stated = self.device
         if self._effort is STATED:
             self.rates = Measured(
@@ -286,7 +286,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: Measured) -> Iterator[_Step]:
-        """Yield products to time, until a tenth of the claimed speed or a limit is reached."""
+        """Yield products to be timed, until a tenth of the claimed speed or a limit is reached."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))
@@ -326,7 +326,10 @@ class Probe:
 
 
 def _sustained(least_s: dict[int, float]) -> float:
-    """Return a link's rate in bytes per second, from the times of transfers of growing size."""
+    """Return a link's sustained rate in bytes/s.
+
+    `least_s` maps the size of each transfer in bytes to its time in seconds, in ascending order.
+    """
     *before, (sent, took_s) = least_s.items()
     rate = sent / took_s
     if before and (more_s := took_s - before[-1][1]) > 0:

@@ -34,11 +34,11 @@ class Wrong(Enum):
 
 @dataclass(slots=True)
 class Rounding:
-    """Evidence of whether a device rounds its 16-bit results correctly.
+    """Evidence on whether a device rounds its 16-bit results correctly.
 
     The server computes a few elements of each 16-bit result exactly. On an honest device, an
     element is misrounded only if its fp32 sum falls on the other side of a rounding boundary. This
-    affects fewer than one element in a thousand, in any order of summation. A device that adds a
+    affects fewer than one element in a thousand, for any order of summation. A device that adds a
     small amount to many elements, within the tolerance of the check, misrounds many elements.
 
     A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes the two cases. Each element
@@ -102,7 +102,7 @@ class Reputation:
 
 @dataclass(slots=True)
 class Suspects:
-    """Arrays on a device that may be corrupt, recorded so that a flipped bit counts as one fault.
+    """Possibly corrupt arrays on a device, recorded so that a flipped bit counts as one fault.
 
     A flipped bit in a device's copy of an array corrupts every result that uses the array. Only the
     first such result counts as a fault, and the PS resends the array. Later wrong results are

@@ -24,7 +24,7 @@ from cleave.verify import Judgement
 
 
 class CheckScope(Enum):
-    """Which results to verify. The enum values are the names in `--verify`."""
+    """The set of results to verify. The enum values are the names in `--verify`."""
 
     AUTO = "auto"  # all results if results cross a process boundary, and no results otherwise
     ALL = "all"
@@ -90,7 +90,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
-    """Return how a result's shape, dtype or size differs from the request; empty if it does not."""
+    """Describe a result's wrong shape, dtype or size; return an empty string if all are correct."""
     detail = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
@@ -116,7 +116,7 @@ class ResultJudge:
         self._history = history
 
     def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
-        """Return the decisions that follow from a check; see `SessionManager.checked`."""
+        """Return the decisions that follow from the outcome `judgement` of a check."""
         fault, rounding = judgement.fault, session.rounding
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:

@@ -107,7 +107,7 @@ class Session:
 
     @property
     def restriction(self) -> str:
-        """Return why the device gets fewer tasks or none; empty if the device is not restricted."""
+        """Return why the device gets fewer tasks or none; an empty string if unrestricted."""
         return self.setbacks.text or self.pace.estimate.text
 
     @property
@@ -118,22 +118,22 @@ class Session:
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted size on the wire of an array that the PS sends, in bytes."""
+        """Return the predicted wire size, in bytes, of an array that the PS sends."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.down_bytes(nbytes, coded_ratio)
 
     def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted size on the wire of a result from the device, in bytes."""
+        """Return the predicted wire size, in bytes, of a result from the device."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the size of the largest awaited task result, and of the largest awaited result.
+        """Return the size in bytes of the largest awaited task result, and of the largest of all.
 
-        Both sizes are in bytes. The second size includes results of cancelled runs and of probes.
+        The second size also considers results of cancelled runs and of probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe
@@ -141,7 +141,7 @@ class Session:
         return job, max(job, self.cancelled_runs.largest_bytes, tested)
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
-        """Return how a message exceeds the limits on unrequested messages; empty if allowed."""
+        """Return how a message exceeds the limits on unrequested messages, or an empty string."""
         if isinstance(message, _ANSWERS) and (
             self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):

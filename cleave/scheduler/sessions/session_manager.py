@@ -1,4 +1,4 @@
-"""The core of the PS: connects device sessions with GEMM jobs, steps by stages and the scheduler.
+"""The PS's core, which connects device sessions with GEMM jobs, steps by stages and scheduling.
 
 The module has no I/O and no clock. It receives messages with their times and returns instructions,
 so live and simulated runtimes run the same code. Helpers decide on joining, trials, results and
@@ -77,7 +77,8 @@ class SessionManager:
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
-        coding: on which links payloads are compressed: a value of `--coding`.
+        coding: policy that selects the links on which payloads are compressed: a value of
+            `--coding`.
         card: rates of the server's network card, which all devices share; None for no limit.
         expected_devices: minimum number of devices that are assumed to share the card.
     """
@@ -130,7 +131,7 @@ class SessionManager:
         return len(self.scheduler.devices)
 
     def why_aside(self) -> str:
-        """Return why devices were set aside; empty if any device is available for tasks."""
+        """Return why devices were set aside, or an empty string if any device is available."""
         if self.ready_devices:
             return ""
         aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
@@ -183,7 +184,7 @@ class SessionManager:
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
-        """Return the sizes of the largest awaited results; see `Session.awaited_bytes`."""
+        """Return a session's `Session.awaited_bytes`, or zeros if the session has ended."""
         session = self.sessions.get(session_id)
         return session.awaited_bytes if session is not None else (0, 0)
 
@@ -220,7 +221,7 @@ class SessionManager:
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
-        """Set whether the device with this identity is one of the operator's own devices."""
+        """Record whether the device with this identity belongs to the operator."""
         done: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             if session.identity == identity and session.own != own:
@@ -383,7 +384,7 @@ class SessionManager:
         return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """Record that the PS started to send. Earlier delays do not count against the device."""
+        """Record that the PS started to send to a device. Earlier delays do not affect its pace."""
         if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
 
@@ -405,11 +406,11 @@ class SessionManager:
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """Withdraw a GEMM whose product is no longer needed; see `events.Withdrawn`."""
+        """Withdraw a GEMM job whose product is no longer needed. An unfinished job fails."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:
-        """Record that no jobs will be submitted for now; see `events.Paused`."""
+        """Record that no jobs will be submitted for now, and send all pending drop messages."""
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
@@ -419,7 +420,7 @@ class SessionManager:
         return reserved + self._carry_out(self.stages.begin(work, now_s), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Set how many bytes of each device's memory are reserved for stages; None means all."""
+        """Set the bytes reserved for stages on each device. None reserves all of its memory."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -438,17 +439,17 @@ class SessionManager:
         )  # fmt: skip
 
     def renew(self, arrays: Mapping[StageArray, StageArray], now_s: float) -> list[ForRuntime]:
-        """Replace weights on devices between two steps; see `FleetRuntime.renew`."""
+        """Replace weights on devices between two steps. `arrays` maps old arrays to new arrays."""
         return self._carry_out(self.stages.renew(arrays), now_s)
 
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:
-        """Pass an array from the training thread to the step; see `StageStep.give`."""
+        """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Accept or reject the step's first suspect result; see `StageStep.resolve`."""
+        """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
@@ -493,7 +494,7 @@ class SessionManager:
         return done
 
     def _rate_graphs(self, now_s: float) -> list[ForRuntime]:
-        """Plan with the throughput in layer graphs that devices sustained in the last step."""
+        """Update device rates to the layer-graph throughput sustained in the last step."""
         done: list[ForRuntime] = []
         for session, rates in self.stages.sustained():
             session.rates = bounded(rates)
@@ -511,7 +512,7 @@ class SessionManager:
         """Move idle devices to another server.
 
         Args:
-            count: maximum number of devices. Busy devices, and devices that cannot move, stay.
+            count: maximum number of devices. Only idle devices that support moves are moved.
             address: join URL of the other server, without a credential. The other server accepts
                 the devices' own credentials.
             admitted_before_s: move only devices admitted before this time, because the other server

@@ -19,7 +19,7 @@ MOST_TRIAL_S: Final = 600.0
 
 
 def trial_in_s(times: int) -> float:
-    """Return the time until a device's next trial after `times` setbacks in a row, in seconds."""
+    """Return the time in seconds until a device's next trial after `times` consecutive setbacks."""
     doubled = min(max(0, times - 1), 30)
     return min(MOST_TRIAL_S, TRIAL_S * 2.0**doubled)
 
@@ -37,12 +37,12 @@ class Setbacks:
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:
-        """Return the setbacks of a rejoining device. If `times` > 0, one failure sets it aside."""
+        """Return a rejoining device's setbacks. If `times` > 0, one failure sets it aside."""
         return cls(ASIDE_AFTER - 1 if times else 0, times, last)
 
     @property
     def text(self) -> str:
-        """Return why the device is set aside; empty if the device is not set aside."""
+        """Return why the device is set aside, or an empty string if it is not."""
         if not self.aside:
             return ""
         return (

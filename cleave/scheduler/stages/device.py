@@ -69,7 +69,7 @@ class StageDevice:
 
     Attributes:
         work: the current step.
-        occupied_bytes: device memory used by arrays and graphs.
+        occupied_bytes: device memory used by arrays and graphs, in bytes.
     """
 
     def __init__(self, device: int, ids: Names, work: StepWork) -> None:
@@ -109,8 +109,8 @@ class StageDevice:
         """Request a stage's backward pass for a micro-batch. Gradients are added to the sums.
 
         Args:
-            given: the stage's input, or the wire IDs of the retained arrays: one entry for each
-                layer or sequence chunk.
+            given: the stage's input, or the wire IDs of the retained arrays, with one entry for
+                each layer or sequence chunk.
             dy: the gradient of the stage's output.
         """
         pieces = request.plan.pieces
@@ -245,7 +245,7 @@ class StageDevice:
                 self._put(array)
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
-        """Replace each array that is on the device and is a key of `arrays` by the value."""
+        """Replace sent arrays. `arrays` maps each old array to its replacement."""
         for old, new in arrays.items():
             if old in self._sent:
                 self._forget(old)
@@ -319,7 +319,7 @@ class StageDevice:
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Discard all orders without cancelling them. Drop what is not in `wanted`."""
+        """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         keep = {self._sent[w] for w in wanted if w in self._sent}
@@ -331,7 +331,7 @@ class StageDevice:
     def _forward(
         self, request: StageRequest, layers: range, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Request the forward pass of `layers`. Return wire IDs of output and kept arrays."""
+        """Request the forward pass of `layers`. Return wire IDs of output and retained arrays."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = self.work.layers[number]
@@ -553,7 +553,7 @@ def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
 def arrays_of(
     work: StepWork, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
 ) -> Iterator[StageArray | StageGraph]:
-    """Yield the arrays and graphs that a device must hold during a step to run a stage."""
+    """Yield the arrays and graphs that a device must store during a step to run a stage."""
     for layer in work.layers[stage.first : stage.stop]:
         yield from (layer.forward, layer.backward)
         if layer.from_activations is not None and kept_batches.activations:

@@ -33,10 +33,10 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """The gradient of the input of stage `stage + 1`, which follows layers on the PS.
+    """The gradient of stage `stage + 1`'s input. Layers on the PS precede this stage.
 
     The training thread must run the backward pass of the PS's layers, and return the gradient of
-    the output of stage `stage`.
+    stage `stage`'s output.
     """
 
     stage: int
@@ -59,7 +59,10 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """Each slice's share of the last output's gradient. The training thread must return the sum."""
+    """Each loss slice's share of the gradient of the last layer's output.
+
+    The training thread must return the sum of the shares.
+    """
 
     batch: int
     payloads: Sequence[Any]
@@ -82,7 +85,7 @@ class StageRecord:
     Attributes:
         x, dy: the stage's input, and the gradient of the stage's output.
         y, dx: the stage's output and the gradient of its input, as devices returned them.
-        forward_by, backward_by: the device that returned `y` or `dx`.
+        forward_by, backward_by: the devices that returned `y` and `dx`.
     """
 
     plan: PlannedStage
@@ -112,11 +115,11 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """A device in `StepWork.watched` has finished a backward pass, which may now be audited.
+    """A backward pass listed in `StepWork.watched` has finished and may now be audited.
 
     Attributes:
         stage: index of the stage in `StepWork.planned`.
-        losses: as in `StepResult`, but only for this micro-batch.
+        losses: maps the micro-batch to its loss, if a device computed the loss.
         record: inputs and results of this micro-batch.
     """
 
@@ -129,11 +132,12 @@ class PassDone:
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """A stage has finished before the whole step. The training thread may use its results early.
+    """A stage has finished. The training thread may use its results before the step ends.
 
     Attributes:
         number: index of the stage in `StepResult.records`.
-        losses, gradients: as in `StepResult`, but only for this stage.
+        losses: maps a micro-batch to its loss; empty if the stage does not compute the loss.
+        gradients: maps (layer number, parameter) to gradient sums, as in `StepResult`.
     """
 
     number: int
@@ -147,7 +151,7 @@ TIMELINE_PARTS: Final = 40  # parts of a step in a device's timeline
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """How long one device was busy in a step by stages, in seconds.
+    """One device's busy times in a step by stages, in seconds.
 
     Attributes:
         name: the device's name.
@@ -171,7 +175,7 @@ class StepResult:
     Attributes:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
-        used: the busiest devices in the step, the busiest first.
+        used: the use of the busiest devices in the step, busiest first.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -184,7 +188,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The reason why a step by stages failed. If `final`, a retry would fail as well."""
+    """A step by stages failed for this reason. If `final`, a retry would also fail."""
 
     reason: str
     final: bool = False

@@ -36,7 +36,7 @@ _CHANGED: Final = 1.1  # smallest ratio of the new to the old throughput
 
 
 class StagesOn(Enum):
-    """Which devices may train whole layers. The enum values are the values of `--stages-on`."""
+    """The devices that may train whole layers. Each enum value is a value of `--stages-on`."""
 
     # only the operator's own devices, because the server does not verify every stage result
     OWN = "own"
@@ -88,7 +88,7 @@ class StageRuns:
 
     @property
     def able(self) -> dict[int, DeviceRates]:
-        """Return the devices that may train whole layers now, with their rates for graphs."""
+        """Return the graph rates of the devices that may train whole layers now, by device ID."""
         return {
             s.id: s.rates.for_graphs
             for s in list(self._sessions.values())  # the training thread also calls this
@@ -103,7 +103,7 @@ class StageRuns:
         return session.own or self._any_device
 
     def why_none(self) -> str:
-        """Return why no device can train whole layers now, as a sentence; empty if a device can."""
+        """Return a sentence on why no device can train whole layers now; empty if a device can."""
         if self.able:
             return ""
         here = [s for s in list(self._sessions.values()) if s.rates is not None and not s.measure]
@@ -132,7 +132,7 @@ class StageRuns:
         )
 
     def busy(self, device: int) -> bool:
-        """Return whether a device works on a step, or receives weights for the next one."""
+        """Return whether a device is working on a step or receiving weights for the next step."""
         if device in self._before_renewal:
             return True
         return self._step is not None and not self._step.ended and device in self._stores
@@ -147,7 +147,7 @@ class StageRuns:
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the numbers of completed tasks and of all tasks; None if no step is running."""
+        """Return the number of completed tasks and of all tasks; None if no step is running."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
@@ -182,7 +182,10 @@ class StageRuns:
         return self._step.begin()
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
-        """Replace weights on devices, unless a step runs; see `FleetRuntime.renew`."""
+        """Replace weights on devices. Do nothing while a step is running.
+
+        `arrays` maps arrays of the last step to the arrays that replace them.
+        """
         out: list[ForSteps] = []
         if self._step is not None and not self._step.ended:
             return out
@@ -194,11 +197,11 @@ class StageRuns:
         return out
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
-        """Pass an array from the training thread to the step; see `StageStep.give`."""
+        """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._step.give(batch, made, after) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """Resolve the step's first suspect result; see `StageStep.resolve`."""
+        """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
@@ -219,7 +222,7 @@ class StageRuns:
         return out
 
     def used(self, now_s: float) -> list[DeviceUse]:
-        """Return how long the busiest devices were busy since the last step began."""
+        """Return the busy times of the busiest devices since the last step began."""
         found = []
         for session in self._sessions.values():
             used = self._counted(session)
@@ -233,7 +236,7 @@ class StageRuns:
         )
 
     def _timeline(self, device: int, now_s: float) -> list[float]:
-        """Return a device's `DeviceUse.timeline` for the time since the last step began."""
+        """Return the share of each part of the step that a device spent computing, in order."""
         part_s = max(now_s - self._began_s, 1e-9) / TIMELINE_PARTS
         found = [0.0] * TIMELINE_PARTS
         for begin_s, end_s in self._computed.get(device, ()):
@@ -246,9 +249,9 @@ class StageRuns:
     def sustained(self) -> list[tuple[Session, DeviceRates]]:
         """Return the devices whose throughput in layer graphs has changed, with their new rates.
 
-        A device's own measurement is short and may not reflect a quota, heat or other programs. So
-        a device's throughput is what it sustained in the last step, but at most `_BELIEVED` times
-        the stated throughput.
+        A device's own measurement is short and may not reflect a quota, heat or other programs. The
+        new throughput is the one sustained in the last step, but at most `_BELIEVED` times the
+        stated throughput.
         """
         found = []
         for session in self._sessions.values():
@@ -262,7 +265,7 @@ class StageRuns:
         return found
 
     def _counted(self, session: Session) -> DeviceCounters:
-        """Return a device's counters since the last step began."""
+        """Return the increase of a device's counters since the last step began."""
         return session.counters - self._before.get(session.id, DeviceCounters())
 
     def answered(
@@ -272,7 +275,7 @@ class StageRuns:
         flops: int,
         now_s: float,
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order, which took `flops` FLOPs."""
+        """Handle a device's answer to an order that required `flops` floating-point operations."""
         if answer.compute_s:
             spans = self._computed.setdefault(order.request.device, [])
             begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
@@ -290,7 +293,7 @@ class StageRuns:
         return self._step.failed(device, reason) if self._step is not None else []
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle an order that failed on a device; see `StageStep.refused`."""
+        """Repeat a failed order, or all of the device's unfinished passes if necessary."""
         return self._step.refused(order, run) if self._step is not None else []
 
     def lost(self, device: int) -> list[ForSteps]:
@@ -302,7 +305,7 @@ class StageRuns:
         return []
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after the operator changed whether a connected device is their own."""
+        """Update the step after the operator marked or unmarked a connected device as their own."""
         if self._any_device:
             return []
         if self._sessions[device].own:
@@ -318,6 +321,6 @@ class StageRuns:
         return self._step.changed() if self._step is not None else []
 
     def leftovers(self) -> list[str]:
-        """Return descriptions of arrays that devices still hold, for leak checks."""
+        """Return descriptions of arrays that devices still store, for leak checks."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []

@@ -22,10 +22,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """The progress of one device that holds a stage's layers, counted in micro-batches.
+    """The progress of one device that runs a stage, counted in micro-batches.
 
     Attributes:
-        forward, backward: passes in flight.
+        forward, backward: number of forward passes and of backward passes in flight.
     """
 
     device: int
@@ -76,7 +76,8 @@ class StageState:
         x, dy: the stage's input and the gradient of its output, by micro-batch, once available.
         kept: maps a micro-batch to the device that retains arrays for the backward pass, and to
             the wire IDs of those arrays.
-        y, dx, forward_by, backward_by: see `StageRecord`.
+        y, dx: the stage's output and the gradient of its input, by micro-batch, once received.
+        forward_by, backward_by: the device that returned `y` or `dx`, by micro-batch.
     """
 
     plan: PlannedStage
@@ -176,7 +177,7 @@ class StageState:
         )
 
     def accumulator_on(self, device: int) -> GradientAccumulator:
-        """Return the device's accumulator that still accepts gradients; create it if necessary."""
+        """Return the device's accumulator that still accepts gradients, created if necessary."""
         for accumulator in self.accumulators:
             if accumulator.device == device and not accumulator.taken:
                 return accumulator

@@ -348,7 +348,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use a request's results. `repeated`: the PS recomputed and confirmed the values."""
+        """Use a request's results. `repeated`: whether the PS recomputed and confirmed them."""
         if request not in self._requests:
             return
         self._requests.discard(request)
@@ -529,7 +529,7 @@ class StageStep:
         )
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Request a backward pass; in a stage with the loss, also the forward pass and the loss."""
+        """Request a backward pass and, in a stage with the loss, the forward pass and the loss."""
         accumulator = stage.accumulator_on(device)
         accumulator.asked.add(batch)
         stage.backward.add(batch)
@@ -557,7 +557,7 @@ class StageStep:
         return request
 
     def _take_sums(self) -> None:
-        """Request the sums of completed stages from devices that owe no more input gradients."""
+        """Request sums of completed stages from devices with no more input gradients to return."""
         for number, stage in enumerate(self._stages):
             left = stage.left
             for accumulator in stage.accumulators:
@@ -624,7 +624,7 @@ class StageStep:
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: StageState) -> None:
-        """Add the devices that are predicted to finish a stage's micro-batches earliest."""
+        """Add to a stage the devices predicted to finish the stage's micro-batches earliest."""
         chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 

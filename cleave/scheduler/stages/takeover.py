@@ -1,9 +1,9 @@
-"""Select the devices that take over a stage after a device was lost.
+"""Select the devices that take over a stage after a device is lost.
 
 The set of devices with the earliest predicted finish is selected. Each new device must first
 receive the stage's weights and must return gradient sums at the end, so more devices are not always
-faster. If returning all gradient sums takes too long, the sums are divided into parts. The devices
-of a part process all micro-batches, but return only the sums of this part.
+faster. If that leads to an earlier finish, the gradient sums are divided into parts. The devices of
+each part together process all micro-batches, but return only the sums of their part.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Candidate:
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
-    """Return the devices that are predicted to finish `batches` micro-batches earliest.
+    """Return the set of devices that is predicted to finish `batches` micro-batches earliest.
 
-    Devices that all finish at time t complete sum((t - other_s) / each_s) micro-batches. A device
-    is selected if its `other_s` is less than t.
+    By time t, the selected devices together complete sum((t - other_s) / each_s) micro-batches. A
+    device is selected if its `other_s` is less than the predicted finish time.
     """
     return _soonest(candidates, batches)[0]
 
@@ -64,15 +64,15 @@ def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], 
 def soonest_parts(
     candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
 ) -> list[list[int]]:
-    """Divide a stage into parts and choose the devices of each part, for the earliest finish.
+    """Choose the number of parts of a stage and each part's devices, for the earliest finish.
 
     Args:
-        candidates: function from the number of parts to the candidates.
-        batches: number of micro-batches. The devices of each part process all of them.
+        candidates: returns the candidates for a given number of parts.
+        batches: number of micro-batches. The devices of each part together process all of them.
         most: maximum number of parts.
 
     Returns:
-        The devices of each part; empty without candidates.
+        A list of devices for each part; an empty list if no candidates exist.
     """
     best: list[list[int]] = []
     best_s = float("inf")
@@ -86,7 +86,10 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Predicts how long a device needs to take over a stage and return the sums `returned`."""
+    """Predicts the time that a device needs to take over a stage.
+
+    `returned` contains the names of the gradient sums that the device must return.
+    """
 
     work: StepWork
     stage: PlannedStage
@@ -106,7 +109,7 @@ class Takeover:
             store: the record of the device's arrays; None if the device holds no arrays.
             own_s: predicted time of the device's other tasks in this step, in seconds.
             parts: number of parts into which the gradient sums are divided.
-            activations: see `batch_s`.
+            activations: average number of activations that the device returns for each micro-batch.
         """
         missing = sum(
             array.nbytes
@@ -123,7 +126,7 @@ class Takeover:
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s
 
     def divided(self, parts: int) -> list[frozenset[SumName]]:
-        """Divide the gradient sums into parts of similar size in bytes."""
+        """Divide the gradient sums in `returned` into `parts` sets of similar size in bytes."""
         shapes = all_sums(self.work, self.stage)
         found: list[list[SumName]] = [[] for _ in range(parts)]
         sizes = [0] * parts
@@ -135,7 +138,7 @@ class Takeover:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs per token of both passes together, with all recomputation."""
+        """Return the FLOPs per token of both passes, without recomputation of layer inputs."""
         flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops

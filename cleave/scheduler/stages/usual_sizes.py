@@ -33,8 +33,9 @@ Place: TypeAlias = tuple[Returned, str, int]
 class UsualSizes:
     """The usual magnitude (largest absolute value) of returned arrays, for each `Place`.
 
-    A much larger magnitude does not prove a fault, because gradients may spike in training. The PS
-    recomputes such an array before using it (`cleave.training.stages.suspicion`).
+    The PS recomputes an array with a much larger magnitude before using it (see
+    `cleave.training.stages.suspicion`). Such a magnitude does not prove a fault, because gradients
+    may spike during training.
     """
 
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class UsualSizes:
     def of(self, place: Place) -> float | None:
         """Return a place's usual magnitude; None if unknown.
 
-        If no magnitude is known for the layer, return the largest magnitude in other layers.
+        If no usual magnitude is known for the layer, return the largest one of the other layers.
         """
         what, of, layer = place
         others = self._usual.get((what, of), {})
@@ -56,7 +57,8 @@ class UsualSizes:
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
         """Update a place's usual magnitude from the magnitude `size` of an accepted array.
 
-        Unless the PS recomputed the array (`repeated`), the usual magnitude can at most double.
+        If the PS did not recompute the array (`repeated` is False), the usual magnitude at most
+        doubles.
         """
         what, of, layer = place
         usual = self.of(place)

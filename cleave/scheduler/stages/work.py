@@ -1,7 +1,7 @@
 """Data structures of a step by stages: arrays, graphs, layers, and device assignment.
 
-A *micro-batch* is a part of the step's batch that passes through the layers by itself. A *stage* is
-a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
+A *micro-batch* is a part of the step's batch that passes through the layers separately. A *stage*
+is a sequence of consecutive layers. Each device of a stage runs some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def slice_layer(number: int) -> int:
 
 
 def slice_of_layer(layer: int) -> int | None:
-    """Return the number of the loss slice that a layer number identifies; None for other layers."""
+    """Return the number of the loss slice with this layer number; None if no slice has it."""
     return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
 
 
@@ -38,10 +38,10 @@ SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer numbe
 
 @dataclass(frozen=True, slots=True)
 class SumPiece:
-    """Consecutive rows of a gradient sum that a device returns in one message.
+    """Consecutive rows of a gradient sum, returned by a device in one message.
 
     Attributes:
-        rows, columns: shape of the returned block of rows.
+        rows, columns: shape of the block.
     """
 
     name: tuple[int, str, int]  # (layer number, parameter name, first row)
@@ -90,9 +90,11 @@ class LayerWork:
     """The arrays, graphs and costs of one layer in one step. FLOPs are per token.
 
     Attributes:
-        forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_parts`).
+        forward, backward: graphs of the layer's forward and backward passes.
+        from_activations: graph of the backward pass that uses retained activations instead of
+            recomputing them; None if unavailable.
         of_batch: for each micro-batch, the keyword arguments that differ between micro-batches,
-            such as masks, by graph input. Empty if no argument differs.
+            such as masks, keyed by graph input. Empty if no argument differs.
     """
 
     forward: StageGraph
@@ -112,7 +114,7 @@ class LayerWork:
     of_batch: Sequence[Mapping[str, StageArray]] = ()
 
     def inputs(self, batch: int) -> dict[str, StageArray]:
-        """Return the layer's parameters and keyword arguments for a micro-batch, by graph input."""
+        """Map each graph input to the parameter or keyword argument to use for a micro-batch."""
         of_batch = self.of_batch[batch] if self.of_batch else {}
         return {**self.parameters, **self.extras, **of_batch}
 
@@ -149,11 +151,12 @@ class StepWork:
     """The inputs of a step by stages: arrays, graphs, and the assignment of devices to stages.
 
     Attributes:
-        kept_batches: number of micro-batches whose arrays a device retains for the backward pass,
-            by device. Missing devices retain no arrays.
-        forward_first: see `StagePlan`.
-        watched: pairs of a stage's index in `planned` and a device, for which the training thread
-            gets a `PassDone` after each backward pass.
+        kept_batches: maps a device to the maximum numbers of micro-batches whose arrays the device
+            retains for the backward pass. A device that is not in the map retains no arrays.
+        forward_first: whether a device with requests in both directions runs the forward pass; if
+            False, the device alternates between directions.
+        watched: (stage index in `planned`, device) pairs. The training thread receives a `PassDone`
+            after each backward pass of such a pair.
     """
 
     layers: Sequence[LayerWork]
@@ -264,12 +267,12 @@ class StageRequest:
         return range(self.plan.first, self.plan.stop)
 
     def note_size(self, place: Place, size: float) -> None:
-        """Record an array's largest magnitude if it is the largest so far at its place, or NaN."""
+        """Record an array's magnitude `size` if it is NaN or the largest so far at `place`."""
         if math.isnan(size) or size > self.sizes.get(place, -1.0):
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return a fetched array, joined from its sequence chunks; None if it was not fetched."""
+        """Return a fetched array, with any sequence chunks joined; None if it was not fetched."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]

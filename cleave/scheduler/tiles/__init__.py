@@ -1,1 +1,1 @@
-"""GEMM jobs: their tasks, the scheduler, and device memory."""
+"""GEMM jobs, their tasks, the scheduler of these tasks, and the record of device memory."""

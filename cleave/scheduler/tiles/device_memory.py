@@ -33,7 +33,7 @@ class DeviceMemory:
         self._holders: dict[int, set[int]] = {}  # key: array; value: devices
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """Return the array for a region of an operand. The first call assigns the array's ID.
+        """Return the array for a region of an operand. The first call for a region assigns its ID.
 
         Args:
             rows, columns: the region, in the operand's own orientation.
@@ -48,7 +48,7 @@ class DeviceMemory:
         return array
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """Return an operand's arrays that available devices hold or will hold, by device."""
+        """Map available devices to the operand's arrays that they hold or will hold."""
         found: dict[int, list[ArrayRef]] = {}
         present = {rates.device for rates in self._present()}
         for array in self._arrays.get(operand, {}).values():
@@ -64,7 +64,7 @@ class DeviceMemory:
             self._holders.setdefault(array.id, set()).add(device.id)
 
     def release_inputs(self, device: DeviceLoad, task: Task) -> None:
-        """Record that a device no longer needs the inputs of a finished or abandoned task."""
+        """Record that a device's finished or abandoned task no longer needs its inputs."""
         for array in task.inputs:
             device.needed[array.id] -= 1
             if not device.needed[array.id]:
@@ -75,7 +75,10 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Free `room_bytes` by dropping arrays that `task` does not use. Return True on success."""
+        """Make room for `room_bytes` more bytes. Return True on success.
+
+        If necessary, drop arrays that `task` does not use.
+        """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True
@@ -100,7 +103,7 @@ class DeviceMemory:
                 self._drop(device, array)
 
     def clear(self, device: DeviceLoad) -> None:
-        """Drop every array on a device that no queued or running task of the device needs."""
+        """Drop a device's arrays, except those that its queued or running tasks need."""
         for array in list(device.held.values()):
             if not device.needed[array.id]:
                 self._drop(device, array)

@@ -94,7 +94,7 @@ class GemmJob:
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
     ) -> Iterable[tuple[int, Task]]:
-        """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
+        """Plan the job and return (device, task) pairs, with each device's tasks in sending order.
 
         Raises:
             PlanError: if the GEMM cannot be planned on these devices.
@@ -146,7 +146,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """Return the predicted time of the whole GEMM in seconds; None before it is assigned."""
+        """Return the GEMM's predicted total time in seconds; None before the job is assigned."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -156,7 +156,7 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
     ) -> tuple[list[tuple[int, Task]], float] | None:
-        """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
+        """Propose new tasks that compute the same elements. To accept them, call `replace`.
 
         Unfinished blocks are grouped into boxes, and each box is planned as a separate GEMM.
 
@@ -245,9 +245,10 @@ class GemmJob:
     def _follow(
         self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
     ) -> TileCut | None:
-        """Return the tile that multiplies a device's held grid by the whole other matrix.
+        """Return the tile that multiplies the grid that a device holds by the other matrix.
 
-        Return None if the device holds no grid, or if a task would have too many inputs.
+        The grid is part of A if `follow_a` is True, otherwise of B. Return None if the device holds
+        no grid, or if a task would have too many inputs.
         """
         grid = cut_a if follow_a else cut_b
         if grid is None:
@@ -288,14 +289,14 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A complete grid of arrays of one matrix."""
+    """The row spans and column spans of a complete grid of arrays of one matrix."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid that arrays form, in the GEMM's orientation; None if they form none."""
+    """Return the grid of the arrays, in the GEMM's orientation; None if they do not form a grid."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):
@@ -393,7 +394,7 @@ class ReductionOrder:
 
 
 def _cells(spans: Set[Span]) -> dict[Span, range]:
-    """Map each span to its range of cells. All start and end positions are cell boundaries."""
+    """Map each span to its range of cells. The cell boundaries are the spans' starts and ends."""
     bounds = sorted({bound for span in spans for bound in span})
     numbers = {bound: number for number, bound in enumerate(bounds)}
     return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

@@ -24,7 +24,7 @@ class DeviceLoad:
 
     Attributes:
         sent_tasks, sent_flops: number and FLOPs of the tasks sent since `since_s`.
-        sent_bytes, asked_bytes: predicted size of these tasks' inputs and results on the wire.
+        sent_bytes, asked_bytes: predicted encoded size of these tasks' inputs and results.
     """
 
     rates: DeviceRates
@@ -75,7 +75,7 @@ class DeviceLoad:
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue. Each miss in a row lengthens its wait for new tasks."""
+        """Mark the device as overdue. Consecutive misses lengthen its wait for new tasks."""
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
@@ -107,7 +107,7 @@ class DeviceLoad:
         return task
 
     def sent_s(self) -> float:
-        """Return the predicted time of all tasks sent since the device last idled, in seconds."""
+        """Return the predicted time of the tasks sent since `since_s`, in seconds."""
         return tile_s(self.rates, self.sent_bytes, self.sent_flops, self.asked_bytes)
 
     def remaining_s(self, now_s: float) -> float:
@@ -118,8 +118,8 @@ class DeviceLoad:
     def longest_silence_s(self, expected_s: float) -> float:
         """Return the longest predicted time between two consecutive answers, in seconds.
 
-        If a tile of p times p blocks is sent in wavefront order, the first block is returned after
-        1/p of the tile's time, and later blocks follow at shorter intervals. No block is returned
+        If a tile of p × p blocks is sent in wavefront order, the first block is returned after 1/p
+        of the tile's time, and later blocks follow at shorter intervals. No block is returned
         faster than a single block on an idle device.
 
         Args:
@@ -136,7 +136,7 @@ class DeviceLoad:
         return max(alone_s, shared_s)
 
     def task_s(self, task: Task) -> float:
-        """Return the predicted time of a task if the device were idle, in seconds."""
+        """Return the time in seconds that a task is predicted to need if the device is idle."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
@@ -148,7 +148,10 @@ class DeviceLoad:
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the time for unanswered tasks at the pace so far, in seconds; may be infinite."""
+        """Return the time in seconds that the unanswered tasks need at the pace since `since_s`.
+
+        The time is infinite if no task has been answered.
+        """
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf

@@ -65,7 +65,8 @@ def speculate(
 
     Args:
         late: maps a late device to its unanswered tasks, in the device's order.
-        remaining_s: maps a late device to the predicted time of these tasks; may be infinite.
+        remaining_s: maps a late device to the predicted time of these tasks, in seconds; infinite
+            if unknown.
         helpers: maps a helper to the predicted remaining time of its tasks, in seconds.
 
     Returns:
@@ -109,7 +110,11 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return a task's earliest finish time and the device; None if no device can run it."""
+        """Find the device that is predicted to finish a task first.
+
+        Return the predicted seconds from now until the task finishes, and the device. Return
+        None if no device can run the task.
+        """
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -125,7 +130,7 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add a task to a device's load. `taken`: the return value of `best`."""
+        """Add a task to a device's load. `taken` is the pair that `best` returned for the task."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))
@@ -165,7 +170,7 @@ def find_stragglers(
     """Find the late devices, and the devices that have just become overdue.
 
     Args:
-        since_s: maps a job ID to the time from which its results are expected.
+        since_s: maps a job ID to the time in seconds from which the job's results are expected.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}
     limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
@@ -184,7 +189,7 @@ def find_stragglers(
 
 
 def _limit_s(job: GemmJob) -> float:
-    """Return the time after which a job is overdue, in seconds; infinite if it is unassigned."""
+    """Return the seconds after which a job is overdue; infinite if the job is not assigned."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)

@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of available devices, without overdue devices if others exist."""
+        """Return the rates of available devices. Omit overdue devices unless all are overdue."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
@@ -180,7 +180,7 @@ class Scheduler:
         self._give_work(device.id)
 
     def _rated(self, event: events.DeviceRated) -> None:
-        """Store a device's new rates. Drop unneeded arrays if its memory is now too small."""
+        """Store a device's new rates. If its memory is now too small, drop unneeded arrays."""
         device = self._devices.get(event.rates.device)
         if device is None:
             return
@@ -326,7 +326,10 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of a job's eligible devices, without overdue devices if others exist."""
+        """Return the rates of the devices that can run a job.
+
+        Omit overdue devices unless all of these devices are overdue.
+        """
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -342,7 +345,7 @@ class Scheduler:
     # --- duplicated tasks ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """Remove a device from a task's copies. Return whether another device has the task."""
+        """Forget a device's copy of a task. Return whether another device has a copy."""
         others = self._copies.get(task)
         if others is None:
             return False
@@ -428,7 +431,7 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _alive(self, event: events.Alive) -> None:
-        """Make an overdue device that sent a heartbeat available again, once its wait is over."""
+        """Handle a heartbeat. An overdue device whose wait is over may get tasks again."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -439,7 +442,7 @@ class Scheduler:
     # --- tasks that no device can run ---
 
     def _stick(self, job: GemmJob, reason: str) -> None:
-        """Record why part of a job waits. For each event, report only the last new reason."""
+        """Record why part of a job is waiting. Report only the last new reason for each event."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
@@ -556,7 +559,7 @@ class Scheduler:
         self._pump(device)
 
     def _run_failed(self, event: events.RunFailed) -> None:
-        """Assign a failed task again, or hold the task back."""
+        """Reassign a failed task, or hold it back if it failed too often."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return

@@ -1,4 +1,4 @@
-"""Operators' requests about devices, device permissions, join codes and past jobs."""
+"""Handle operators' requests about devices, device permissions, join codes and past jobs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Write pending decisions. Raise any error, or return it if a running server will retry."""
+        """Write pending decisions. Return the error message; empty on success.
+
+        Raise CleaveError instead if no running server will retry the write.
+        """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
@@ -142,7 +145,7 @@ class DeviceAdmin:
         return {"devices": devices + strangers}
 
     def _here(self) -> dict[object, dict[str, object]]:
-        """Return a description of each connected device's session, by device identity."""
+        """Map each connected device's identity to a description of the device's session."""
         if self.sessions is None:
             return {}
         self.sessions.credit()
@@ -219,7 +222,7 @@ class DeviceAdmin:
         return self._now(device)
 
     def _now(self, device: DeviceRecord) -> Answer:
-        """Write pending decisions and describe a device."""
+        """Write pending decisions. Return a description of a device, and any write error."""
         unwritten, found = self._written(), self._store.device(device.id)
         assert found is not None
         return {"device": self._describe(found, self._here()), "unwritten": unwritten}

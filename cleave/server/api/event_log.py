@@ -1,4 +1,4 @@
-"""A log of the latest events of a server."""
+"""A log of a server's latest events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TEXT: Final = 200  # maximum length of an event's text, in characters
 
 
 class Event(NamedTuple):
-    """An event of the server, such as a device that joined."""
+    """An event on a server, such as the arrival of a device."""
 
     id: int  # counted from 1
     time_s: float  # Unix time
@@ -41,7 +41,10 @@ class EventLog:
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return up to `most` of the latest events after `id`, oldest first, and the last id."""
+        """Return up to `most` of the latest events after event `id`, and the last event's id.
+
+        The events are sorted from oldest to latest.
+        """
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))
             return list(self._events)[len(self._events) - wanted :], self._last

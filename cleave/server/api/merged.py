@@ -12,8 +12,8 @@ from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, r
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Return one overview of several servers, merged from `own` and `others`.
 
-    The job, events, server facts, latest GEMMs and energy are taken from `own`. Its energy must
-    already cover all servers. Session numbers must be unique across the servers.
+    The job, events, server facts, latest GEMMs and energy are taken from `own`. The energy in `own`
+    must already cover all servers. Session numbers must be unique across the servers.
     """
     every = [own, *others]
     return {

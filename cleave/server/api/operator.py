@@ -64,7 +64,7 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Reply to a client's requests until it disconnects. Start tasks that stream records."""
+        """Reply to requests until the client disconnects. Start tasks that stream job records."""
         while True:
             message = decode(await connection.receive())
             if isinstance(message, messages.Bye):
@@ -81,7 +81,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Return the reply to a request, and the job whose records to stream to the client."""
+        """Return the reply to a request, and the job whose records to stream (None for no job)."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:

@@ -56,7 +56,7 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the snapshot from which to compute the rates at `now`, and record `now`."""
+        """Record the snapshot `now`, and return the earlier snapshot to compare it with."""
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()
         earlier = self._looks[0]
@@ -144,7 +144,7 @@ class Overview:
 
     Attributes:
         events: the event log. Any thread may add events of jobs and of other servers.
-        live, jobs: None until the server listens.
+        live, jobs: the server's runtime and its queue of jobs; None until the server listens.
         combine: returns this server's overview with the data of other servers added.
         energy_elsewhere: returns the energy that the devices of other servers have used.
     """
@@ -428,7 +428,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _known_s(timelines: Sequence[Sequence[TimeSpan]], now_s: float) -> float:
-    """Return the number of seconds, up to now, in which the devices' activities are all known."""
+    """Return the length, in seconds, of the period up to now for which all activities are known."""
     began_s = [now_s - timeline[0].start_s for timeline in timelines]
     dropped = (
         age_s

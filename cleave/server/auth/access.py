@@ -77,8 +77,8 @@ def hash_secret(secret: str) -> bytes:
     """Return the SHA-256 hash by which the store finds a credential or join code.
 
     Credentials and join codes are random, so they need neither salt nor key stretching. A join code
-    expires before a search could find it. The timing of a lookup reveals information only about the
-    hash.
+    expires before an attacker could find it by trial. The timing of a lookup reveals information
+    only about the hash.
     """
     return hashlib.sha256(secret.encode()).digest()
 
@@ -103,16 +103,16 @@ class Access:
     """An `Authenticator` that keeps devices and join codes in a store.
 
     A device sends its own credential, or a join code that the server exchanges for a credential. A
-    correct credential is accepted even after many failed attempts from the device's address: other
-    clients may share the address, and a credential cannot be guessed. Other attempts are
-    rate-limited per address.
+    correct credential is accepted even after many failed attempts from the device's address,
+    because other clients may share the address, and a credential cannot be guessed. Other attempts
+    are rate-limited per address.
 
     Args:
         viewer_token: token that admits viewers; empty to admit no viewer.
         fleet_credential: credential that admits any number of devices, which are not stored; empty
             to disable.
-        own_credential: credential that admits the device on the server's own computer, which is
-            not stored; empty to disable.
+        own_credential: credential that admits the device on the server's own computer. The device
+            is not stored. Empty to disable.
         random_bytes: called with a number n; returns a string that encodes n random bytes.
         choose: picks a random character of a string, for join codes.
         retry_s: time after which a failed write to the store is retried, in seconds.
@@ -184,7 +184,7 @@ class Access:
         return verdict
 
     def _redeem(self, hello: Hello, text: str, device: DeviceRecord | None) -> AdmissionResult:
-        """Exchange a join code for a credential. `device` is the sender if it was revoked."""
+        """Exchange a join code for a credential. `device` is the sender if revoked, else None."""
         code = self.statuses.code_of(hash_secret(text)) if text else None
         now_s = self._clocks.wall()
         if code is None or not code.is_open(now_s):
@@ -261,7 +261,7 @@ class Access:
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Quarantine a device at once; the store is updated later."""
+        """Quarantine a device immediately. The store is updated later."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 

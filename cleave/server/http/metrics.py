@@ -65,7 +65,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the metrics; status 401 without a valid token, 503 while the server starts."""
+        """Return the metrics, status 401 if access is denied, or 503 while the server starts."""
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):

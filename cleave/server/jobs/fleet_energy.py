@@ -54,7 +54,7 @@ class EnergySums:
         )
 
     def when_ended(self) -> EnergySums:
-        """Return totals in which the devices of a lost server count as ended sessions."""
+        """Return the same totals, with connected devices counted as ended sessions."""
         ended, gaps = self.ended + self.here, self.ended_gaps + self.here_gaps
         return EnergySums(self.energy_j, ended=ended, ended_gaps=gaps)
 

@@ -1,4 +1,4 @@
-"""Compute a run's energy record from the sessions' work and the server's own energy.
+"""Compute a job's energy record from the sessions' work and the server's own energy.
 
 The sessions' counters are read in the server's event loop at the start and at the end of a job. The
 difference is the job's work, because a server runs one job at a time.
@@ -30,10 +30,10 @@ SAMPLE_S = 60.0
 
 
 class OwnPower:
-    """Measures the energy that this machine has used since the meter was created. Thread-safe.
+    """Measures the energy that this machine has used since this object was created. Thread-safe.
 
-    `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner.
-    Without it, `meter` measures only the processor and the memory.
+    `stated_w` is the machine's power draw at the wall socket, in watts, as stated by the owner. If
+    it is None, `meter` measures the energy with the machine's sensors, if any.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OwnPower:
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy that the machine has used since the meter was created."""
+        """Return the energy that the machine has used since this object was created."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:
@@ -135,7 +135,7 @@ class JobLog:
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Group devices by profile, kind and whether they measure energy. Sum each group's work.
+    """Sum sessions' work by device profile, device kind, and whether energy was measured.
 
     Return the usage of each group, and the number of devices that run on their server's machine.
     """
@@ -240,7 +240,7 @@ class JobMeter:
             log.begin()
 
     def record(self) -> dict[str, Any]:
-        """Return the run's energy record for the time since the meter was created."""
+        """Return the job's energy record for the time since the meter was created."""
         usages, here = usages_of([work for log in self._logs for work in log.did()])
         duration_s, drew = self._steady() - self._began_s, self._power.used()
         known = drew.energy_j is not None and self._ps.energy_j is not None and self._alone

@@ -67,12 +67,12 @@ class TrainingJob:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the job is running. It may be waiting for devices."""
+        """Return whether the job is running. A running job may be waiting for devices."""
         return self.state is JobState.RUNNING
 
     @property
     def has_last_record(self) -> bool:
-        """Return whether the last record has been added. `state` becomes final before that."""
+        """Return whether the last record has been added. `state` becomes final earlier."""
         return (
             self.state in FINAL_STATES
             and bool(self.records)
@@ -134,7 +134,7 @@ class Jobs:
         self._thread.start()
 
     def submit(self, arguments: Mapping[str, Any]) -> TrainingJob:
-        """Queue a new job. Raise CleaveError if it cannot run or if a queued job has its name."""
+        """Queue a new job. Raise CleaveError if it is invalid or shares a queued job's name."""
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
         for other in self.all() if name else ():
@@ -157,7 +157,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the running job and the jobs queued before `job`; none if `job` is not queued."""
+        """Return the running job and the jobs queued before `job`; empty if `job` is not queued."""
         if not job.is_due:
             return []
         others = [
@@ -168,7 +168,10 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, and return it. A running job stops after its step and a checkpoint."""
+        """Ask a job to stop, and return the job.
+
+        A running job first completes its current step and writes a checkpoint.
+        """
         job = self.find(id)
         with self._turn:
             job.pauses = False
@@ -199,7 +202,10 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a paused, stopped or failed job again, even from an earlier server process."""
+        """Queue a paused, stopped or failed job again, and return the job.
+
+        Unfinished jobs of an earlier server process can also be resumed.
+        """
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
@@ -246,7 +252,7 @@ class Jobs:
         job.waits = text
 
     def find(self, id: str) -> TrainingJob:
-        """Return the job `id`, such as `job-3` or `3`. Raise UsageError if it is not available."""
+        """Return job `id` (`job-3` or `3`). Raise UsageError if this process has no such job."""
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:

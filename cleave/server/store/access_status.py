@@ -80,7 +80,10 @@ class AccessStatuses:
         write: Callable[[], None],
         text: str,
     ) -> None:
-        """Write a decision in the writer's thread. Then remove it from memory if still current."""
+        """Write a decision in the writer's thread, then remove it from memory.
+
+        If a newer decision has replaced it, the newer decision stays in memory.
+        """
 
         def write_and_forget() -> None:
             write()
@@ -135,11 +138,11 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Look up a device by its credential's hash. Return its current record, None if unknown."""
+        """Return the current record of the device with this credential hash; None if unknown."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """Look up a join code by its hash. Return its current record, None if unknown."""
+        """Return the current record of the join code with this hash; None if unknown."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod

@@ -59,7 +59,11 @@ class DataFolder:
         return self.path / _URL
 
     def token(self, role: Literal["operator", "viewer"]) -> str:
-        """Return the role's stored or a new token. Raise CleaveError if others can read it."""
+        """Return the role's token. If no token is stored, create and store a token.
+
+        Raises:
+            CleaveError: if the token is unusable, too short, or readable by other users.
+        """
         path = self.path / f"{role}.token"
         try:
             refuse_link(path)
@@ -104,7 +108,7 @@ def read_operator_url(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """Return the path of the default data folder: `cleave/server` in the user's data folder."""
+    """Return the default data folder: `cleave/server` in the platform's user data directory."""
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"

@@ -24,7 +24,10 @@ _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return why a job waits, according to a record; empty if it continues, None if unstated."""
+    """Return the reason why a job waits, according to a record.
+
+    The reason is empty if the job continues, and None if the record is not about waiting.
+    """
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +35,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job, with state `interrupted` if the server stopped before the job ended."""
+    """Return `job`, with state `interrupted` if the server stopped before the job ended."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -65,7 +68,7 @@ class JobHistory:
         return max(self._jobs, default=0) + 1
 
     def all(self) -> list[StoredJob]:
-        """Return all stored jobs, oldest first."""
+        """Return all past and present jobs, oldest first."""
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
 

@@ -229,7 +229,7 @@ class Store:
         return self._device_where("name = ?1 OR id = ?1 ORDER BY name != ?1", name)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Look up a device by its credential's hash. Return None if unknown."""
+        """Return the device with this credential hash; None if unknown."""
         with_credential = "id = (SELECT device FROM credentials WHERE hash = ?)"
         return self._device_where(with_credential, credential_hash)
 
@@ -244,7 +244,7 @@ class Store:
         )
 
     def departed(self, device: int, absence: Departure, reason: str, now_s: float) -> None:
-        """Record the end of a device's session, how the session ended, and why."""
+        """Record that a device's session ended, how it ended, and why."""
         self._write(
             "UPDATE devices SET absence = ?, absence_reason = ?, seen_s = ?, "
             "losses = losses + ? WHERE id = ?",
@@ -252,7 +252,7 @@ class Store:
         )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Set a device's permission. On admission, cancel its wrong results up to `now_s`."""
+        """Set a device's permission. On admission, ignore its wrong results up to `now_s`."""
         self._write(
             "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
             (standing.value, reason, now_s if standing is AccessStatus.ADMITTED else 0.0, device),
@@ -315,7 +315,7 @@ class Store:
             return CodeRecord(int(added.lastrowid or 0), expires_s, uses, 0, now_s, own=own)
 
     def code(self, hash: bytes) -> CodeRecord | None:
-        """Look up a join code's record by the code's hash. Return None if unknown."""
+        """Return the record of the join code with this hash; None if unknown."""
         found = self._rows(f"SELECT {_CODE} FROM codes WHERE hash = ?", hash)
         return _code(found[0]) if found else None
 
@@ -330,7 +330,10 @@ class Store:
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Store and return a device that joins with a code; None if the code cannot be used."""
+        """Use a join code for a new device, and store and return the device.
+
+        Return None if the code cannot be used.
+        """
         with self._writing() as db:
             taken = db.execute(
                 "UPDATE codes SET used = used + 1 "

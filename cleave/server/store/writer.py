@@ -79,7 +79,10 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every requested write was attempted. Return False on timeout or if closed."""
+        """Wait until every requested write has been attempted.
+
+        Return False on timeout, or if the writer is closed.
+        """
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     """A batch of packed token sequences. All tensors are int64, of shape (batch, seq).
 
     Attributes:
-        labels: ID of the next token for each token of `ids`; IGNORED if the next is not learned.
+        labels: ID of the token after each token of `ids`; IGNORED if that token is not learned.
         positions: index of each token in its document, counted from the start of the sequence if
             the document begins earlier. None if tokens may attend to earlier documents.
     """
@@ -118,8 +118,8 @@ class BatchLoader:
     A batch may span epochs. An incomplete last sequence and sequences without a learned token are
     skipped.
 
-    With `separate`, tokens attend only to their own document: batches include `positions`, and the
-    first token of a document is not learned, because it has no context.
+    With `separate`, tokens attend only to their own document. Batches then include `positions`, and
+    the first token of a document is not learned, because it has no context.
 
     Raises:
         UsageError: if `batch`, `seq` or `seed` is too small, or if `tokens` contains no complete
@@ -148,7 +148,7 @@ class BatchLoader:
         return self._count
 
     def next_batch(self) -> Batch:
-        """Return the next batch. The last sequence of an epoch is followed by the next epoch."""
+        """Return the next batch. After the last sequence of an epoch, begin the next epoch."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -186,13 +186,15 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Return an iterator of batches whose sequences are evenly spaced over `tokens`.
 
-    Each batch contains `batch` sequences. If `tokens` has fewer, a single batch contains them all.
+    Each batch contains `batch` sequences. If `tokens` contains fewer sequences, one batch contains
+    them all.
 
     Args:
         limit: maximum number of batches; None for no limit.
 
     Raises:
-        UsageError: if `tokens` contains no complete sequence with a learned token.
+        UsageError: if `batch` or `seq` is too small, or if `tokens` contains no complete sequence
+            with a learned token.
     """
     _check_sizes(batch, seq)
     chosen = _learned_rows(tokens, seq, separate=separate)
@@ -231,8 +233,9 @@ def build_corpus(
     document, all tokens are concatenated instead, and the last tokens become the validation split.
 
     Args:
-        source: the training text; see `read_documents`. The tokens of the default source (None) are
-            cached in `cache_dir`, by default the user's cache folder.
+        source: file, folder or data set of the training text, as for `read_documents`. The tokens
+            of the default source (None) are cached in `cache_dir`, by default the user's cache
+            folder.
         held_out: a separate source for the whole validation split. All documents of `source` are
             then used for training. None to split `source`.
         validation_fraction: approximate fraction of the documents assigned to the validation split,
@@ -241,7 +244,8 @@ def build_corpus(
         progress: called with each progress message.
 
     Raises:
-        UsageError: if a source cannot be read, or `source` has too little text for both splits.
+        UsageError: if `validation_fraction` is invalid, if a source cannot be read, or if `source`
+            has too little text for both splits.
     """
     if not 0 < validation_fraction < 1:
         raise UsageError(
@@ -358,7 +362,7 @@ def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[
 def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
     """Return a document's begin tokens, marked as not learned.
 
-    For a conversation, return an empty array: the chat template adds the begin tokens.
+    For a conversation, return an empty array, because the chat template adds the begin tokens.
     """
     return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
@@ -366,7 +370,8 @@ def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
     """Return the end-of-text token that follows a document, as an array of one token.
 
-    After a conversation, the token is marked as not learned: the answer has its own end token.
+    After a conversation, the token is marked as not learned, because the answer has its own end
+    token.
     """
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)

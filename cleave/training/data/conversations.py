@@ -103,7 +103,7 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Replace all surrogate code points in a JSON value by "?", because tokenizers reject them.
+    """Replace all surrogate code points in a JSON value with "?", because tokenizers reject them.
 
     Strings at any depth are cleaned, including the field names of objects.
     """
@@ -305,7 +305,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template requires content in typed parts, as many vision models do."""
+        """Return True if the template accepts content only as a list of typed parts."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

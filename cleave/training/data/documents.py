@@ -32,7 +32,7 @@ _NOT_LIBRARY = re.compile(
 
 
 def read_documents(source: str | None) -> Iterator[Document]:
-    """Return the documents of `source` in a fixed order, without blank documents.
+    """Return an iterator over the non-blank documents of `source`, in a fixed order.
 
     `source` is one of:
 
@@ -47,8 +47,8 @@ def read_documents(source: str | None) -> Iterator[Document]:
     * otherwise, the name of a data set. Its "train" split is streamed with the package `datasets`.
 
     Raises:
-        UsageError: if the source does not exist. During iteration, if the source cannot be read or
-            has no documents.
+        UsageError: if the source does not exist, or if the data set cannot be loaded. The iterator
+            raises UsageError if the source cannot be read or has no documents.
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
@@ -177,7 +177,7 @@ def _read_json(path: Path) -> Iterator[Document]:
 
 
 def _parsed(text: str, where: str, advice: str) -> Any:
-    """Parse JSON, or raise UsageError with the text's place in its source, and with advice."""
+    """Parse JSON. On failure, raise UsageError with the place `where`, the error and `advice`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -252,7 +252,7 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the null fields of objects at any depth, except message contents."""
+    """Remove null fields of objects at any depth, but keep the null contents of messages."""
     match value:
         case dict():
             held = value.items()

@@ -68,7 +68,7 @@ class TextTokenizer:
         """Return the token IDs of a conversation, or of a prompt with a completion.
 
         All tokens except those of the answers or the completion are marked as not learned; see
-        `Tokens`. Raise UsageError if a conversation has no chat template that can render it.
+        `Tokens`. Raise UsageError if no chat template can render a conversation.
         """
         if isinstance(document, Conversation):
             try:
@@ -105,7 +105,7 @@ class TextTokenizer:
         return self._template
 
     def is_byte(self, token: int) -> bool:
-        """Return True if a token ID is that of a sentencepiece byte token, such as `<0x0A>`.
+        """Return True if a token is a sentencepiece byte token, such as `<0x0A>`.
 
         A character outside the vocabulary is encoded as its UTF-8 bytes, one token per byte. The
         text of these tokens may change until the character's last byte is decoded.
@@ -160,7 +160,8 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
     Nothing is downloaded, and no code from the folder is run.
 
     Raises:
-        UsageError: if the folder has no readable tokenizer, or its end-of-text token is unknown.
+        UsageError: if the folder has no readable tokenizer, or if the tokenizer's end-of-text token
+            is unknown.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -220,7 +221,7 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Load a cached tokenizer. Return None if it is missing, damaged or not of `vocab_size`."""
+    """Load a cached tokenizer. Return None if it is missing, damaged or of another size."""
     if not path.exists():
         return None
     try:
@@ -264,7 +265,10 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the ID of the end-of-text token, from configuration files or else a common name."""
+    """Return the ID of the end-of-text token; None if unknown.
+
+    Look in the configuration files first, then for a common name in the vocabulary.
+    """
     names: list[Any] = [
         json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")

@@ -6,8 +6,8 @@
 A checkpoint is written to a temporary folder, which is renamed once all its data is on disk. A
 folder with the final name is therefore complete. Only one process at a time may write.
 
-Loading skips a damaged checkpoint but does not delete it, because it may be the last one. If a
-checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
+Loading skips a damaged checkpoint but does not delete it, because it may be the only checkpoint. If
+a checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """A checkpoint is incomplete, fails its checksum, or contains NaN or infinite values."""
+    """Raised when a checkpoint is incomplete, has a wrong checksum, or contains NaN or infinity."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -97,8 +97,8 @@ def save_checkpoint(
         meta: the caller's metadata, which JSON must be able to represent.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: step before which the latest checkpoint is also kept; None if there is no such
-            step.
+        sound_before: also keep the latest checkpoint before this step, because the run may have
+            diverged since; None to keep no additional checkpoint.
         fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
             Each retry of a failed write calls `fetch` again.
 
@@ -217,7 +217,7 @@ def held_steps(folder: Path) -> list[int]:
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints of the steps for which `unwanted` is True; warn about failures."""
+    """Remove the checkpoints of steps for which `unwanted` returns True. Warn about failures."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)

@@ -38,7 +38,10 @@ class TrainContext:
         self.report(NoteRecord(text))
 
     def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk; `step` counts completed steps."""
+        """Return a `Patience` that reports a full disk.
+
+        `step` returns the number of completed steps.
+        """
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))

@@ -1,7 +1,7 @@
 """Pause training while the disk that holds the run folder is full.
 
-Data stays in memory, and a failed write is retried until it succeeds, or for a limited time once
-the run is stopping. A failed write leaves the previous contents of the file unchanged.
+Data stays in memory. A failed write is retried until it succeeds or, once the run is stopping, for
+a limited time. A failed write leaves the previous contents of the file unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 
 
 class DiskFullError(CleaveError):
-    """A write failed because the disk is full. The file's previous contents are unchanged."""
+    """Raised when the disk is too full for a write. The file's previous contents are unchanged."""
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if an error means that the disk is full, or a quota or size limit is reached."""
+    """Return True if an error means that the disk is full or a quota or size limit is reached."""
     return error.errno in _FULL
 
 
@@ -105,9 +105,9 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait for `pause_s` seconds, but no more than `FIRST_RETRY_S` after a stop request.
+        """Wait for `pause_s` seconds, but for at most `FIRST_RETRY_S` after a stop request.
 
-        Return how many of these seconds followed the stop request.
+        Return the number of seconds that followed the stop request.
         """
         stopping_s = 0.0
         while pause_s > 0:

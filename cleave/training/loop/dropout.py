@@ -1,6 +1,7 @@
 """Dropout that depends only on the seed, the step, the sequence and the module.
 
-Resumed runs, repeated steps and runs on several servers therefore drop the same values.
+Resumed runs, repeated steps and runs on several servers therefore drop the same values as an
+uninterrupted run on one server.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class Chance:
-    """Seeds of the dropout in a model's passes.
+    """Seeds for the dropout in a model's passes.
 
-    `rows` holds one string for each sequence of the current pass. The seeds for the sequence are
-    derived from the string. Between passes, `rows` is empty.
+    `rows` contains one string for each sequence of the current pass. The sequence's seeds are
+    derived from this string. Between passes, `rows` is empty.
     """
 
     seed: int
@@ -55,7 +56,7 @@ class Chance:
 class SeededDropout(nn.Dropout):
     """Dropout with a separately seeded random number generator for each sequence.
 
-    `chance` holds the seeds of the current pass. Differently named modules drop different values.
+    `chance` contains the current pass's seeds. Differently named modules drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:

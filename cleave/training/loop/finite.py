@@ -12,7 +12,7 @@ from cleave.errors import CleaveError
 
 
 class DivergedError(CleaveError):
-    """The run has diverged: a loss, gradient, weight or optimizer state is NaN or infinite."""
+    """Raised when a loss, gradient, weight or optimizer state is NaN or infinite."""
 
 
 def check_loss(loss: float) -> None:
@@ -30,7 +30,7 @@ def check_norm(norm: float) -> None:
 def is_finite(tensor: Tensor) -> bool:
     """Return True if no element of a tensor is NaN or infinite.
 
-    This function is about 20 times faster than `tensor.isfinite().all()`.
+    Unlike `tensor.isfinite().all()`, this function allocates no tensor of the same shape.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True

@@ -140,8 +140,8 @@ def losses_comparable(
 def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
     """Raise CleaveError if a resumed run without an intact checkpoint must not start at step 1.
 
-    The run may start over only if it has no damaged checkpoint, and its journal contains results of
-    steps before the first checkpoint.
+    The run may start over only if it has no damaged checkpoint, and its journal contains results
+    from before the first checkpoint.
     """
     where = str(run.path)
     if damaged:
@@ -214,7 +214,7 @@ def changes_since(
 
 
 def _in_words(names: list[str]) -> str:
-    """Return a phrase for fingerprint names: "another tokenizer and another chat template"."""
+    """Return a phrase that names the changed inputs, such as "another tokenizer"."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 

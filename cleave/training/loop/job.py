@@ -54,7 +54,7 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return True if a checkpoint is due after `step`, `since_s` seconds after the last."""
+        """Return True if a checkpoint is due after `step`, `since_s` seconds after the last one."""
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
@@ -72,11 +72,11 @@ class MemoryMode(Enum):
     """How the PS saves memory during training.
 
     PLAIN: all activations and gradients stay in memory. RECOMPUTE: activations are recomputed in
-    the backward pass. LEAN: like RECOMPUTE. Without gradient accumulation, each gradient is also
-    freed as soon as it has updated its parameter. With gradient clipping or in fp16, LEAN then runs
-    the backward pass twice, because all gradients must be checked before the first update. SHARDED:
-    like RECOMPUTE, with the weights sharded across several servers. AUTO: the fastest of these
-    modes that fits in the machine's memory.
+    the backward pass. LEAN: like RECOMPUTE. Without gradient accumulation, LEAN also updates each
+    parameter as soon as its gradient is complete, and then frees the gradient. With gradient
+    clipping or in fp16, this requires two backward passes, because all gradients must be checked
+    before the first update. SHARDED: like RECOMPUTE, with the weights sharded across several
+    servers. AUTO: the fastest of these modes that is estimated to fit in the machine's memory.
     """
 
     AUTO = "auto"
@@ -108,7 +108,7 @@ class Packing(Enum):
 
     JOINED: tokens attend to earlier documents in the sequence. SEPARATE: tokens attend only to
     their own document, positions restart with each document, and the first token of a document is
-    not learned.
+    not a training target.
     """
 
     JOINED = "joined"
@@ -386,7 +386,7 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Create a job from settings by name. A missing setting takes its default.
+        """Create a job from settings by name. Missing settings get their default values.
 
         Raises:
             UsageError: if a name is unknown, the model is missing, or a value is invalid.

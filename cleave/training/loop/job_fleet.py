@@ -1,6 +1,6 @@
 """Run a job's steps by stages or tiles on the fleet, or on the PS alone.
 
-By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
+With tiles, the fleet computes the matrix multiplications of the model's linear layers. With stages,
 devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
 fastest on the connected devices. Layer graphs are built once a device can run them.
 """
@@ -50,14 +50,14 @@ class JobFleet:
     Args:
         journal: stores the results of GEMMs; None to store no results.
         checkpointing: whether the model uses activation checkpointing.
-        presence: called whenever the fleet's presence changes, with the new presence.
+        presence: called with the new `FleetPresence` whenever it changes.
         stuck: called with the reason if no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.
-        packed: how attention is confined to a document; None with `--packing joined`.
-        by_tiles: whether stages are excluded with `--method auto`.
+        packed: how attention is restricted to each document; None with `--packing joined`.
+        by_tiles: whether `--method auto` must not use stages.
 
     Attributes:
-        staged: runs steps by stages. None if the method excludes stages, or while no connected
+        staged: runs steps by stages. None if the method never uses stages, or while no connected
             device can run layer graphs.
 
     Raises:
@@ -167,14 +167,14 @@ class JobFleet:
     def gradients(
         self, batches: Sequence[Batch], learned: int | None = None
     ) -> float | NotByStages:
-        """Accumulate the gradients of a step's mean loss in the parameters' `grad`, by stages.
+        """Compute a step's gradients by stages and accumulate them in the parameters' `grad`.
 
         Args:
             batches: the step's micro-batches; with several servers, this server's part.
             learned: number of learned tokens in the whole step; None to count them in `batches`.
 
         Returns:
-            The contribution of `batches` to the step's mean loss; or the reason why the step cannot
+            The contribution of `batches` to the step's mean loss, or the reason why the step cannot
             run by stages. The caller must then compute the gradients by another method.
 
         Raises:
@@ -200,7 +200,7 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context manager that tracks the progress of one step."""
+        """Return a context manager that counts the tasks of one step for progress reports."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
@@ -218,12 +218,16 @@ class JobFleet:
         )
 
     def updated(self, parameter: Tensor) -> None:
-        """Send the new value of a parameter to devices; see `StagedModel.updated`."""
+        """Send a parameter's new value to the devices that trained it in the last step."""
         if self.staged is not None:
             self.staged.updated(parameter)
 
     def learn(self, step_s: float, update_s: float) -> None:
-        """Correct the forecasts of steps by stages by the last step; see `StagedModel.learn`."""
+        """Correct the forecasts of steps by stages, based on the last step.
+
+        `step_s` is the duration of that step in seconds, without planning. `update_s` is the part
+        of `step_s` in which the parameters were updated.
+        """
         if self.staged is not None:
             self.staged.learn(step_s, update_s)
 
@@ -243,7 +247,7 @@ class JobFleet:
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a device can run them. Otherwise, report each new reason."""
+        """Build the layer graphs if a device can run them. Otherwise, report the reason if new."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()

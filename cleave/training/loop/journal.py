@@ -10,7 +10,7 @@ shapes, dtypes and bytes of both operands). If the checksum differs, or the stor
 damaged, the product is computed again, so a stale journal never yields a wrong product. Reading
 stops at the first incomplete record, which a crash may leave.
 
-A checkpoint makes the products before it obsolete. `outgrown` requests an early checkpoint once
+A checkpoint makes all earlier products obsolete. `outgrown` requests an early checkpoint once
 the journal is larger than a checkpoint, which limits the disk space and the time to resume. Early
 checkpoints write no more bytes than the journal itself.
 """
@@ -213,14 +213,14 @@ class Journal:
     def outgrown(self, checkpoint_bytes: int) -> bool:
         """Return True if a checkpoint is due because the journal is larger than a checkpoint.
 
-        Return False while `held` is not 0, because a checkpoint would discard the held products.
+        Return False while `held` is not 0, because a checkpoint would discard those products.
         """
         if self._entries:
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def covered(self, base: int) -> None:
-        """Start a new journal file once the checkpoint of step `base` has been written.
+        """Start a new journal file after the checkpoint of step `base` has been written.
 
         If the next step was begun but abandoned, copy its finished products to the new file.
         """
@@ -240,7 +240,7 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy products of step `base` and later from the previous file, until the disk is full."""
+        """Copy products of step `base` and later from the old file. Stop at a disk error."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
@@ -270,7 +270,10 @@ class Journal:
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """End the current step. Switch the journal off if it costs more time than the steps."""
+        """End the current step.
+
+        Switch the journal off if it takes more time than the steps, or cannot be written.
+        """
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -324,7 +327,7 @@ class Journal:
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue the product of a GEMM that was submitted at the time `began_s` for writing.
+        """Queue a GEMM's product for writing. The GEMM was submitted at the time `began_s`.
 
         `place` is the step and the index within the step. `key` is the checksum of the inputs.
         """
@@ -420,7 +423,7 @@ class _Writer:
     """A thread with a bounded queue that appends products to the journal's file.
 
     While the disk is full, the thread retries the current write, and `check` raises DiskFullError.
-    `failure` is the reason why the thread can no longer write.
+    `failure` is the reason why the thread can no longer write; empty while it can.
     """
 
     def __init__(
@@ -525,7 +528,7 @@ class _Writer:
                     self._change.notify_all()
 
     def _written(self, product: _Product | None) -> bool:
-        """Write a product, or fsync the file for None. Return False if the disk is full."""
+        """Write `product`; if it is None, fsync the file. Return False if the disk is full."""
         end, began_s = self.file.tell(), self._clock()
         try:
             if product is None:

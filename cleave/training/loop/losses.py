@@ -47,7 +47,7 @@ class HeldOut:
         return found
 
     def lowest(self, loss: float, step: int) -> bool:
-        """Add the held-out loss after `step` steps and return True if it is the lowest so far."""
+        """Record the held-out loss after `step` steps; return True if it is the lowest so far."""
         if isfinite(loss):
             self.sound_before = None
         elif self.sound_before is None:
@@ -66,8 +66,8 @@ class ComparedRun:
     Attributes:
         losses: losses of the other run by step.
         steps: number of compared steps.
-        most: largest difference between the losses of a step, as a fraction of the other run's
-            loss; infinity if a loss of this run was not finite.
+        most: largest difference between the two losses of one step, as a fraction of the other
+            run's loss; infinity if a loss of this run was not finite.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -105,7 +105,10 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Compare `loss` with the other run's loss of a step. Return the other loss, or None."""
+        """Compare `loss` with the other run's loss of a step and return the other run's loss.
+
+        Return None if the other run has no loss of that step.
+        """
         other = self.losses.get(step)
         if other:
             self.steps += 1

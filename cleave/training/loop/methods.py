@@ -35,7 +35,7 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
 
 @dataclass(frozen=True, slots=True)
 class TilesForecaster:
-    """Forecaster of a step by tiles, with the GEMMs `gemms`, on the connected devices."""
+    """Forecasts a step that computes `gemms` by tiles on the connected devices."""
 
     gemms: Sequence[StepGemm]
     dtype: DType

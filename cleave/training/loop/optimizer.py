@@ -180,7 +180,7 @@ class Optimizer:
     Attributes:
         applied: True if the current step has already updated some parameters.
         parameters: all trained parameters by name.
-        update_s: total time in seconds of all updates with complete gradients, including clipping.
+        update_s: total time, in seconds, of clipping and updates after backward passes.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Optimizer:
 
     @property
     def waited_s(self) -> float:
-        """Return how long this server has waited for others in the current step, in seconds."""
+        """Return the seconds that this server has waited for other servers in the current step."""
         exchanging = self._weights or self._sums
         return exchanging.waited_s if exchanging is not None else 0.0
 
@@ -338,7 +338,7 @@ class Optimizer:
         self.update_s += time.perf_counter() - began_s
 
     def _clip(self) -> None:
-        """Clip the gradients to a global norm. Raise DivergedError if their norm is not finite."""
+        """Clip the gradients by global norm. Raise DivergedError if the norm is not finite."""
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
         if self._ranks.count > 1:
@@ -349,7 +349,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide the gradients by the loss scale. Return False if any overflow on a server."""
+        """Divide the gradients by the loss scale. Return False if they overflow on any server."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -417,7 +417,7 @@ class Optimizer:
 
     @contextmanager
     def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Call each parameter's hook when the parameter's gradient is complete."""
+        """In the `with` block, call each parameter's hook once its gradient is complete."""
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
@@ -472,7 +472,7 @@ def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _matrices(model: nn.Module) -> set[int]:
-    """Return the `id` of each linear layer's weight."""
+    """Return the `id` of each linear layer's weight matrix."""
     return {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
 
 

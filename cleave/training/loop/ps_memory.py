@@ -26,7 +26,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
     The selected mode is the fastest mode that is estimated to fit in memory, or else the mode that
     needs the least memory. The estimate assumes that several servers shard the optimizer state and,
-    without gradient accumulation, the gradients. Raise UsageError in the cases of `check_memory`.
+    without gradient accumulation, the gradients. Raise UsageError if `check_memory` does.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)

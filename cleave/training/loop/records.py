@@ -36,8 +36,10 @@ class StepRecord:
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
-        planning_s, audit_s, loss_s, sums_s: parts of `ps_s` in a step by stages, in seconds; see
-            `FleetCounters`.
+        planning_s, audit_s: parts of `ps_s` in a step by stages, spent waiting for stage plans and
+            for audits, in seconds.
+        loss_s, sums_s: parts of `ps_s` in a step by stages, spent on the loss and the PS's own
+            layers, and on reading and adding returned gradients, in seconds.
         optimizer_s: part of `ps_s` spent on updating the parameters, in seconds.
         devices: how long the busiest devices were busy in a step by stages.
         wall_s: wall-clock duration of the step in seconds.
@@ -54,7 +56,7 @@ class StepRecord:
         journal_saved_s: time, in seconds, that the fleet originally took for the GEMM results
             that this step read from the journal.
         traffic: `downlink_bytes` and `uplink_bytes` by category.
-        saved: number of bytes saved by compression, by category.
+        saved: number of bytes in each category that compression saved.
         against_loss: loss of the same step in the run of `--against`. None (and omitted from the
             JSON object) if that run has no loss of this step.
     """
@@ -95,7 +97,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """Record of the mean held-out loss after `step` steps, in nats per token."""
+    """Record of the mean held-out loss after `step` steps, in nats per learned token."""
 
     EVENT: ClassVar[str] = "eval"
     step: int

@@ -99,7 +99,7 @@ class RunFolder:
             raise _taken(root / name)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if it holds nothing but the lock file, as after a failed start."""
+        """Remove the folder if it contains at most a lock file, as it does after a failed start."""
         if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
@@ -113,8 +113,8 @@ class RunFolder:
             advice: appended to the error message if another process holds the lock.
 
         Yields:
-            An empty string if the folder is locked; otherwise the reason why it cannot be locked:
-            it is read-only, or its file system does not support locks.
+            An empty string if the folder is locked; otherwise the reason why it cannot be locked
+            (it is read-only, or its file system does not support locks).
 
         Raises:
             UsageError: if another process holds the lock.
@@ -272,7 +272,7 @@ class RunFolder:
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Yield each line of metrics.jsonl with its JSON object, or None if it is damaged."""
+        """Yield each line of metrics.jsonl with its JSON object; None for a damaged line."""
         try:
             with self.metrics_path.open("rb") as file:
                 for line in file:

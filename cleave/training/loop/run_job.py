@@ -36,7 +36,9 @@ class JobRequest:
         job: settings of `JobSpec` by name; with `resume`, only the settings that change.
         resume: path of the run folder to resume; empty for a new run.
         name: name of the new run folder; empty to name the folder by the local time.
-        restart, accept_changes: see `trainer.train`.
+        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
+        accept_changes: with `resume`, whether to continue although inputs have changed; see
+            `trainer.train`.
         begin: with `resume`, whether to start at step 1 if the run has no checkpoint.
     """
 
@@ -143,7 +145,7 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Check a request. Return its model's name and its number of steps (0 to use a model).
+        """Check a request. Return its model name and its number of steps (0 without training).
 
         Raises:
             UsageError: if a setting is invalid, data is missing, or the run's name is taken.

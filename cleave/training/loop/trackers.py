@@ -27,7 +27,7 @@ class Tracker(Protocol):
 
 
 def tracker_names(text: str) -> list[str]:
-    """Parse the value of `--report-to`, such as `tensorboard+wandb`. Empty means none.
+    """Parse the value of `--report-to`, such as `tensorboard+wandb`, into tracker names.
 
     Raises:
         UsageError: if a tracker is unknown or its package is not installed.
@@ -103,7 +103,7 @@ def _failed(name: str, error: Exception) -> str:
 
 
 class _TensorBoard:
-    """TensorBoard event files in the subfolder `tensorboard` of the run folder."""
+    """Tracker that writes TensorBoard event files to the run folder's `tensorboard` subfolder."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -122,7 +122,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A Weights & Biases run, configured by wandb's own environment variables."""
+    """Tracker that logs to a Weights & Biases run, configured by wandb's environment variables."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         import wandb

@@ -429,7 +429,7 @@ class Trainer:
         """Run one optimizer step and return its record.
 
         Raises:
-            AbandonedError: if training stops during the step, or if a server among several has lost
+            AbandonedError: if training stops during the step, or if one of several servers has lost
                 all its devices. The next call repeats the step with the same batches.
             DivergedError: if the loss or the gradients are not finite.
         """
@@ -510,7 +510,7 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _updated(self, parameter: Tensor) -> None:
-        """Send a new weight to devices, if another step follows and no evaluation precedes it."""
+        """Send an updated parameter to devices if the next step follows without an evaluation."""
         done = self.step + 1
         pauses = done == self.job.steps or self._evaluates_after(done) or self.context.stop()
         if self.fleet is not None and not pauses:
@@ -531,7 +531,10 @@ class Trainer:
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Return the result of `_backward`, with gradients computed by stages if possible."""
+        """Compute the gradients of `batches` by stages if possible, otherwise with `_backward`.
+
+        Return the contribution of `batches` to the step's mean loss.
+        """
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
@@ -557,7 +560,10 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Gather sharded weights for one pass. `left` is the number of passes that follow."""
+        """Return a context manager that gathers sharded weights for one pass.
+
+        `left` is the number of this server's passes that follow.
+        """
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
@@ -594,7 +600,7 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Evaluate the held-out batches. Return each server's loss sum and number of tokens.
+        """Evaluate the held-out batches. Return each server's loss sum and token count.
 
         Return None if a server lost all its devices. Raise AbandonedError if training stops.
         """
@@ -819,7 +825,7 @@ def _method(spent: FleetCounters, *, from_journal: bool) -> Method:
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
-    """Raise UsageError if the job's settings exclude the auxiliary loss of a mixture of experts."""
+    """Raise UsageError if the settings do not support a mixture of experts' auxiliary loss."""
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
         raise UsageError(

@@ -45,8 +45,8 @@ _WHOLE: Final = "sha256:"
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
     """Load a model and add LoRA adapters.
 
-    If `lora.bits` is set, weights keep the dtype of their files instead of fp32. `seed` determines
-    the initial values of the adapters, and of the weights if `source` has no weights.
+    If `lora.bits` is set, weights are not upcast to fp32 before they are quantized. `seed`
+    determines the initial values of the adapters, and of the weights if `source` has none.
 
     Raises:
         UsageError: if the model cannot be loaded, or the settings are not compatible with it.

@@ -69,7 +69,8 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """Convert the codes and scales from `quantize` to an fp32 matrix of shape (rows, columns).
 
-    Graphs contain this function, so it may use only operations that every ONNX Runtime supports.
+    Graphs contain this function, so it may use only operations that the ONNX Runtime of every
+    device supports.
     """
     rows, blocks = scales.shape
     each = scales.float()
@@ -145,7 +146,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
-    """Quantize the frozen linear layers inside the module lists of a model, in place.
+    """Quantize the frozen linear layers inside a model's module lists, in place.
 
     Layers of a size that `can_quantize` rejects are left unchanged. Adapters cannot be merged into
     quantized layers: the `merge` method of the adapters' layer raises UsageError.

@@ -174,8 +174,8 @@ def answer(
     """Answer multiple-choice questions with a model and count the correct answers.
 
     The model's answer is the letter whose token has the largest logit after the prompt. The prompt
-    has the format of Hendrycks et al. (2021, arXiv 2009.03300). A prompt that is longer than the
-    model's context loses its beginning.
+    has the format of Hendrycks et al. (2021, arXiv 2009.03300). If a prompt is longer than the
+    model's context, its beginning is cut off.
 
     Args:
         examples: questions whose text and answers are put before each question in the prompt.

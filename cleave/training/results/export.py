@@ -74,7 +74,7 @@ class Exported:
     Attributes:
         parameters: number of elements of all exported tensors.
         whole: False if only adapters were exported.
-        remark: message that a step without a checkpoint had a lower held-out loss, or "".
+        remark: message if a step without a checkpoint had a lower held-out loss; otherwise empty.
     """
 
     folder: Path
@@ -393,7 +393,7 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
 
 
 def description_of(run: RunFolder) -> Path:
-    """Return the subfolder of a run folder that holds the model's configuration and tokenizer.
+    """Return the subfolder of a run folder with the model's configuration and tokenizer.
 
     Raise UsageError if the subfolder is missing, as in runs of earlier versions of Cleave.
     """
@@ -410,7 +410,7 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     """Load a model's configuration, with `tie_word_embeddings` as in the checkpoint.
 
     If a model's weight files contain both LM head and embedding, `from_pretrained` does not tie
-    them, even if the configuration says so. The checkpoint then holds both weights, and
+    them, even if the configuration requests it. The checkpoint then contains both weights, and
     `tie_word_embeddings` of the returned configuration is False.
 
     Raises:

@@ -39,7 +39,7 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return the model's context length in tokens; 2**31 if the configuration gives none."""
+        """Return the model's context length in tokens; 2**31 if the configuration has none."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
@@ -58,7 +58,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a trained model for inference.
 
     Args:
-        path: a run folder; or a folder with a saved model or adapters, such as an export.
+        path: a run folder, or a folder with a saved model or adapters (for example, an export).
         step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:

@@ -202,7 +202,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse a dict such as `to_dict` returns. Raise UsageError if the dict is invalid."""
+        """Parse a dict in the format of `to_dict`. Raise UsageError if the dict is invalid."""
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
@@ -237,7 +237,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
-    """Return a callback that reports progress and raises AbandonedError once `stop` is True."""
+    """Return a callback that reports progress and raises AbandonedError if `stop` returns True."""
 
     def progress(done: int, total: int) -> None:
         report(ProgressRecord(done, total))

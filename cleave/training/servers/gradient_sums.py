@@ -1,9 +1,10 @@
 """Sum gradients over several servers during the backward pass (ZeRO, stage 2).
 
-Once a parameter's gradient is complete, it is reduced to the server that owns the parameter, and
-the other servers free it (arXiv 1910.02054, section 5). All servers send gradients in the order in
-which a backward pass completes them, from the last parameter to the first. If a parameter gets no
-gradient in a pass, the gradients of all preceding parameters are sent only after the pass.
+Once a parameter's gradient is complete, the gradient is reduced to the server that owns the
+parameter. The other servers free their gradients (arXiv 1910.02054, section 5). All servers send
+gradients in the order in which a backward pass completes them, from the last parameter to the
+first. If a parameter gets no gradient in a pass, the gradients of all preceding parameters are sent
+only after the pass.
 """
 
 from __future__ import annotations

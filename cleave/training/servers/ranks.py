@@ -71,7 +71,7 @@ class Ranks(Protocol):
         """Gather a JSON-serializable value from every rank and return all values in rank order."""
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start to sum a tensor over all ranks, asynchronously, into the tensor on rank `owner`.
+        """Start an asynchronous sum of a tensor over all ranks, into the tensor on rank `owner`.
 
         All ranks pass tensors of the same shape and dtype, and must not use them before the sum is
         complete. Afterwards, the tensors on all ranks except the owner have undefined values.

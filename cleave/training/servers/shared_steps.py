@@ -254,7 +254,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return True if this server, one of several, lacks devices for `GIVES_BACK_S` seconds."""
+        """Return True if this server (of several) has had no device for `GIVES_BACK_S` seconds."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -263,7 +263,10 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Combine all servers' counters of a step: sums of counts, and maxima of elapsed times."""
+        """Combine all servers' counters of a step.
+
+        Waiting times and the predicted duration are maxima. All other counters are sums.
+        """
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]

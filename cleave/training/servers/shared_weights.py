@@ -47,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange in a step, of the weights of a layer or of all weights outside the layers.
+    """One exchange in a step, for one layer's weights or for all weights outside the layers.
 
     Attributes:
         number: index of the pass in the step, from 0.
@@ -102,7 +102,7 @@ class _Unit:
 
 
 class SharedWeights:
-    """Weights of a model that are gathered before each layer's passes and freed afterwards.
+    """A model's weights, which are gathered before each layer's passes and freed afterwards.
 
     Args:
         model: a causal language model of transformers, the same on all servers. It must use
@@ -360,7 +360,10 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return one list of weight names per part, after a list of weights in no or several parts."""
+    """Return a list of weight names for each part, preceded by a list of all other weights.
+
+    Weights that belong to several parts are in the first list.
+    """
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

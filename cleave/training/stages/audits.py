@@ -69,7 +69,7 @@ class _Returned:
 
 @dataclass
 class Watch:
-    """The audits of one device's part of a stage that may begin before the stage has finished.
+    """Audits of one device's part of a stage. These audits may begin before the stage finishes.
 
     Attributes:
         outputs: numbers, from 0, of the device's backward passes that output audits recompute. A
@@ -78,7 +78,7 @@ class Watch:
         share: number of consecutive passes for which at most one output audit is selected.
         batches: micro-batches of the device's finished backward passes.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
-            None if the device has repeated a pass, because its own sums are then unknown.
+            None if the device has repeated a pass, because the device's sums are then unknown.
     """
 
     outputs: set[int] = field(default_factory=set)
@@ -94,7 +94,7 @@ class Watch:
 
     @property
     def output_is_due(self) -> bool:
-        """Return True if the last passes, fewer than `share`, contain no selected pass."""
+        """Return True if the pass selected from the last `share` passes has not run."""
         last = max(0, len(self.batches) - 1) // self.share
         return any(n >= len(self.batches) and n // self.share == last for n in self.outputs)
 
@@ -116,9 +116,9 @@ class Auditor:
     """Audits training by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per stage, device and equal share of a step's
-            micro-batches. The probability of a sums audit is `rate` divided by the number of
-            micro-batches in such a share.
+        rate: probability of an output audit, for each device of a stage and each share of a step's
+            micro-batches. A share is the number of micro-batches divided by the number of the
+            stage's devices. The probability of a sums audit is `rate` divided by the share.
         rng: random number generator that devices cannot predict; the system's by default.
     """
 
@@ -142,7 +142,7 @@ class Auditor:
         Args:
             surely: IDs of devices that are known to have returned a wrong result in this step. All
                 results of these devices are audited.
-            audited: indices of the records that `faults_of` has audited.
+            audited: indices of the records that `faults_of` has already audited.
             watches: for each record, the audits that were selected before the step, by device.
         """
         found: list[Fault] = []
@@ -165,7 +165,7 @@ class Auditor:
         Args:
             devices: the stage's devices.
             batches: number of micro-batches in the step.
-            trusted: devices for which no audit is selected, such as the PS's own.
+            trusted: devices for which no audit is selected, for example the PS's own device.
         """
         share = math.ceil(batches / max(1, len(devices)))
         watches = {}
@@ -180,9 +180,9 @@ class Auditor:
         return watches
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
-        """Run the part of the audits in `watch` for which a finished backward pass suffices.
+        """Run the part of the audits in `watch` that needs only the finished backward pass `done`.
 
-        Return all faults that are found.
+        Return all faults found.
         """
         if done.batch in watch.batches:
             watch.totals = None
@@ -207,8 +207,8 @@ class Auditor:
 
         Args:
             losses: maps micro-batches to losses, if the stage computed them.
-            watches: audits that were selected before the step, by device. For other devices, they
-                are selected now.
+            watches: audits that were selected before the step, by device. Audits of other
+                devices are selected now.
         """
         found: list[Fault] = []
         if not self._rate:
@@ -238,7 +238,7 @@ class Auditor:
         losses: Mapping[int, Any],
         devices: Collection[int],
     ) -> Iterator[Fault]:
-        """Audit everything that certain devices did for a stage."""
+        """Audit all results of `devices` in a stage and yield the faults found."""
         by = [*record.forward_by.items(), *record.backward_by.items()]
         for batch in sorted({batch for batch, device in by if device in devices}):
             yield from self._output_faults(work, record, losses, batch)
@@ -276,7 +276,7 @@ class Auditor:
     def _sums_faults(
         self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Sums | None = None
     ) -> Iterator[Fault]:
-        """Audit sums. `known` are the local sums, if they have been computed already."""
+        """Audit gradient sums. `known` contains the local sums; None to compute the local sums."""
         self.counters.sums += len(sums.batches)
 
         def repeat(noise: Noise) -> Sums:
@@ -330,7 +330,7 @@ class Auditor:
     def _explain(
         self, compared: Mapping[Key, Comparison], repeat: Callable[[Noise], Mapping[Key, Array]]
     ) -> None:
-        """Recompute up to `MOST_REPEATS` times until coarser rounding explains every error."""
+        """Recompute until coarser rounding explains all errors, at most `MOST_REPEATS` times."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return

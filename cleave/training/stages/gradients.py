@@ -21,8 +21,8 @@ class StepGradients:
     Args:
         dtype: dtype in which devices return gradient sums.
         slices: the slices of the loss; empty if the loss is not vocabulary-parallel.
-        buffers: the memory of earlier steps' gradients, by parameter `id`. It is reused, because
-            allocating new memory takes longer than the sums. None if the caller keeps gradients.
+        buffers: memory of earlier steps' gradients, by parameter `id`. This memory is reused,
+            because allocation takes longer than addition. None if the caller keeps gradients.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepGradients:
             _add_up(gradients[key], total, self._dtype)
 
     def total(self) -> dict[int, Tensor]:
-        """Return the gradients by parameter `id`. Call this once, after all sums were read."""
+        """Return the gradients by parameter `id`. Call this once, after reading all sums."""
         return {key: _in_order(found) for key, found in self._found.items()}
 
     def _part(self, layer: int) -> HeadSlice | None:
@@ -68,7 +68,7 @@ class StepGradients:
         return None if number is None else self._slices[number]
 
     def _memory(self, parameter: Tensor, found: Mapping[int, Tensor]) -> Tensor:
-        """Return memory for a gradient: a buffer, if no other layer's gradient uses it."""
+        """Return memory for a gradient: a buffer, unless another layer's gradient uses it."""
         buffers = {} if self._buffers is None or found else self._buffers
         held = buffers.get(id(parameter))
         if held is None or held.shape != parameter.shape:
@@ -99,7 +99,10 @@ def _in_order(found: Mapping[int, Tensor]) -> Tensor:
 
 
 def _add_up(groups: Sequence[Sequence[Any]], total: arrays.Array, dtype: DType) -> None:
-    """Add up several devices' sums of one parameter, each received in parts of rows, in `total`."""
+    """Add up several devices' gradient sums of one parameter and write the result to `total`.
+
+    Each element of `groups` is one device's sum, as blocks of consecutive rows.
+    """
     if not groups:
         total[...] = 0
     columns = total.shape[1]

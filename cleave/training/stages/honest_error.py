@@ -56,8 +56,8 @@ class Magnitudes:
     - the largest absolute error of all elements.
 
     Attributes:
-        sizes: magnitude of the correct values for each error measure: the RMS of the group; for the
-            last measure, the largest magnitude of all elements.
+        sizes: for each error measure, the magnitude of the correct values. This is the RMS of the
+            group or, for the last measure, the largest absolute value.
     """
 
     def __init__(self, wanted: Array) -> None:
@@ -99,7 +99,10 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Merge groups of the smallest elements into one with at least `_LEAST_SHARE` of all."""
+        """Merge the groups of the smallest elements into one group.
+
+        The merged group contains at least the fraction `_LEAST_SHARE` of all elements.
+        """
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
@@ -141,7 +144,8 @@ class Comparison:
     def worst(self) -> tuple[float, float, float]:
         """Return the error measure with the largest excess, its explained value, and its size.
 
-        The explained value is the largest that rounding explains; the size is from `sizes`.
+        The explained value is the largest error that rounding explains. The size is from
+        `Magnitudes.sizes`.
         """
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
@@ -167,7 +171,10 @@ class Evidence:
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit's `Comparison.excess`. If the total is proof, reset it and return True."""
+        """Add an audit's `Comparison.excess` and return True if the total proves a fault.
+
+        In that case, reset the total to 0.
+        """
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
         if self.bits < _PROOF_BITS:
@@ -201,7 +208,10 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Multiply each value by 1 + `ROUNDING` or 1 - `ROUNDING` at random; by 1 without `random`."""
+    """Multiply each value by 1 + `ROUNDING` or 1 - `ROUNDING`, chosen at random.
+
+    If `random` is None, return `values` unchanged.
+    """
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

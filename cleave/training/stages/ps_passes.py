@@ -1,4 +1,4 @@
-"""Passes on the PS through layers that have no graph. Devices may still compute their GEMMs."""
+"""Passes on the PS through layers without graphs. Devices may still compute these layers' GEMMs."""
 
 from __future__ import annotations
 

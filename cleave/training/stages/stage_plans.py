@@ -1,4 +1,4 @@
-"""Plan a job's steps by stages and correct the plans by the measured durations of steps."""
+"""Plan a job's steps by stages, and correct the plans with the measured durations of steps."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has j
 class StagePlans:
     """Plans the stages of a job's steps for the connected devices.
 
-    The PS's own computer becomes one more device if a plan with it is predicted to be faster.
+    The PS's own computer joins as a device if that is predicted to make steps faster.
 
     Args:
         ps: speed of the PS.
         gradients: wire dtype of parameter gradients.
-        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster, plans
-            are not worthwhile. None to always train by stages.
+        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone would be faster,
+            `worthwhile` is False. None to always train by stages.
         waits: whether training waits if no device can train layers.
         stop: returns whether training must stop.
         say: reports a message to the user.
@@ -91,10 +91,10 @@ class StagePlans:
         self._own_device_is_new = False  # whether that device has not run a step yet
 
     def devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages; empty if all are the PS's own.
+        """Return the rates of devices that can run stages, by ID; empty if only the PS's own can.
 
-        The PS's own device measured its speed while the PS was idle. Until it has run a step, its
-        speed is capped at the speed that the PS's own work leaves free.
+        The PS's own device measured its speed while the PS was idle. Until that device has run a
+        step, its speed is therefore limited to what the PS's own work leaves free.
         """
         devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
         if devices.keys() <= own:
@@ -107,7 +107,7 @@ class StagePlans:
         return devices
 
     def plan_for(self, ids: Tensor, work: ModelWork) -> StagePlan | None:
-        """Return the plan, or a new one if devices or batch shape changed; None if none fits.
+        """Return the plan, renewed if devices or the batch shape changed; None if no plan fits.
 
         Args:
             ids: the token IDs of the batch, shape (rows, tokens).
@@ -130,14 +130,14 @@ class StagePlans:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
         The first step with a plan does not count, because devices receive graphs during that step.
-        If devices or the PS are faster or slower than the plan assumes, its forecast is made again.
-        If a step also deviates from the forecast with which the plan was chosen, and speeds differ
-        relative to each other, the next step is planned again.
+        If devices or the PS are faster or slower than the plan assumes, the plan's forecast is
+        recomputed. If a step also deviates from the forecast with which the plan was chosen, and
+        speeds have changed relative to each other, the next step is planned again.
 
         Args:
             step_s: duration of the whole step in seconds, without planning.
             own_s: part of `step_s` in which devices waited for the PS.
-            loss_s: time in which the PS computed losses.
+            loss_s: time, in seconds, in which the PS computed losses.
         """
         plan, costs, before = self.plan, self._costs, self._ps
         self._steps += 1
@@ -238,9 +238,9 @@ class StagePlans:
         found: tuple[StageModel, StagePlan],
         work: ModelWork,
     ) -> bool:
-        """Make the PS's computer a device if that is worthwhile; return whether it has joined.
+        """Add the PS's computer as a device if that is worthwhile; return True if it has joined.
 
-        `found` is the model and the plan for `devices` alone.
+        `found` contains the cost model and the plan for `devices` alone.
         """
         own = self._runtime.own_device
         if own is None or self._asked_own_device:

@@ -43,7 +43,10 @@ def staged_model(
     Args:
         job: settings of the job; the method is `stages` or `auto`.
         tiles: with the method `auto`, forecasts the duration of a step by tiles.
-        stop, note, presence, own_products: see `StagedModel`.
+        stop: returns True if training must stop.
+        note: called with messages for the user.
+        presence: called when no device can run a step, and when devices can run a step again.
+        own_products: returns the context manager in which the PS does its part of a step.
 
     Returns:
         The staged model; None if the method is `auto` and the graphs cannot be exported.

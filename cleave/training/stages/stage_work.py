@@ -89,7 +89,7 @@ class Sent:
 
         Args:
             tensor: the whole parameter.
-            rows: first row and stop of the rows that are sent; None if all rows are sent.
+            rows: first row and stop (exclusive) of the rows that are sent; None for all rows.
             values: the rows of `tensor` that are sent.
             make: converts `values` to an array.
         """
@@ -249,7 +249,7 @@ class ModelWork:
     def slices(
         self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
     ) -> list[SliceWork]:
-        """Return the `SliceWork` of each slice of the loss. For other arguments, see `loss`."""
+        """Return the `SliceWork` of each loss slice in `parts`. See `loss` for other arguments."""
         if not parts:
             return []
         self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
@@ -298,7 +298,7 @@ class ModelWork:
 
     @property
     def loss_flops(self) -> int:
-        """Return the LM head's FLOPs per token in both passes; 0 without a loss graph."""
+        """Return the LM head's FLOPs per token, forward and backward; 0 without a loss graph."""
         held, loss = self._held_by_loss, self.graphs.loss
         if loss is None:
             return 0
@@ -414,7 +414,7 @@ class ModelWork:
         return sum(self._extra_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return a run of layers on the PS, with FLOPs per token that count active experts only."""
+        """Return a run of layers on the PS with its FLOPs per token. Only active experts count."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -465,12 +465,12 @@ class ModelWork:
         return self._sent.frozen(whole, self.dtype, rows, tensor, make)
 
     def renewed(self, parameter: Tensor) -> dict[StageArray, StageArray]:
-        """Convert a trained parameter that the optimizer has updated, before the next step begins.
+        """Convert an updated parameter to wire arrays before the next step begins.
 
         The next step uses the new arrays, unless the parameter changes again.
 
         Returns:
-            The new wire arrays, by the wire arrays of the parameter in the last step.
+            A mapping from the parameter's wire arrays in the last step to the new wire arrays.
         """
         found: dict[StageArray, StageArray] = {}
         for key, held in self._trained.items():
@@ -565,7 +565,10 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that retained activations save: forward, without scores."""
+    """Return the FLOPs per token that retained activations save.
+
+    These are the FLOPs of the forward pass, except those of attention scores.
+    """
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 

@@ -58,7 +58,8 @@ class Rows:
     Attributes:
         ids: token IDs, shape (rows, tokens).
         targets: target token IDs, same shape; -100 for positions without loss.
-        mask: attention mask; see `cleave.graphs.packed.called_with`.
+        mask: padding mask or attention mask, as in `cleave.graphs.packed.called_with`; None if the
+            model needs no mask.
         positions: position of each token in its document, same shape; None if each row is one
             document.
     """
@@ -104,7 +105,8 @@ class StagedModel:
         stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
             finish.
         note: called with messages for the user.
-        presence: called when no device can run a step, and when devices can run a step again.
+        presence: called with `ABSENT` when no device can run a step, and with `PRESENT` when
+            devices can run a step again.
         own_products: returns the context manager in which the PS does its part of a step; called
             with the IDs of the devices in the plan.
 
@@ -113,8 +115,8 @@ class StagedModel:
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
-        predicted_s, audit_s, loss_s, sums_s: total times of all steps; see
-            `FleetCounters`.
+        predicted_s, audit_s, loss_s, sums_s: total seconds over all steps: predicted duration,
+            waiting for audits, the PS's loss and layers, and gradient sums; see `FleetCounters`.
         used: how long each device was busy in the last step.
     """
 
@@ -183,7 +185,7 @@ class StagedModel:
         return self.plans.plan
 
     def close(self) -> None:
-        """End the current step and tell devices to drop all arrays of the model."""
+        """End the step, free the model's arrays on devices, and stop the PS's own device."""
         self.runtime.end_steps()
         if self.runtime.own_device is not None:
             self.runtime.own_device.stop()
@@ -204,8 +206,8 @@ class StagedModel:
                 servers, and the returned loss is this batch's share of the mean.
 
         Returns:
-            The loss; `NotByStages` if no device can train layers, the connected devices failed at
-            this step or an earlier step, or another method is faster.
+            The loss, or `NotByStages` if no device can train layers, the connected devices failed
+            at this step or an earlier step, or another method is faster.
 
         Raises:
             AbandonedError: if training must stop and the step is abandoned.
@@ -257,7 +259,7 @@ class StagedModel:
             self._begin_again()
 
     def _not_by_stages(self, reason: str) -> NotByStages:
-        """Leave a step to the caller, who will change weights that were sent for it."""
+        """Drop the arrays that `updated` prepared for the step, and return a `NotByStages`."""
         self.work.forget_renewed()
         return NotByStages(reason)
 
@@ -331,7 +333,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
-        """Return the `StepWork` of a step: everything that the fleet needs to run it.
+        """Return the `StepWork` of a step: everything that the fleet needs to run the step.
 
         Args:
             embedded: for each micro-batch, the input of the first stage.
@@ -375,9 +377,10 @@ class StagedModel:
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
     ) -> tuple[StepResult | None, dict[int, float]]:
-        """Run a step on the fleet; return the step's result, and the PS's losses by micro-batch.
+        """Run a step on the fleet. Return the step's result, and losses by micro-batch.
 
-        The result is None if the audit of a stage found a fault, which is then in `_faults`.
+        Only losses that the PS computed are returned. If the audit of a stage finds a fault, the
+        result is None and the fault is in `_faults`.
         """
         self.runtime.begin_step(work)
         self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
@@ -424,7 +427,7 @@ class StagedModel:
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
-        """Run a pass of the PS's layers between two stages and send the output to the fleet."""
+        """Run a pass through the PS's layers between two stages; send the output to the fleet."""
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -435,7 +438,7 @@ class StagedModel:
         self.runtime.give(number, self.work.activation(made), wanted.stage)
 
     def _buffers_of_step(self) -> dict[int, Tensor] | None:
-        """Return the memory for a step's gradients; None if an earlier gradient may be in it."""
+        """Return memory to reuse for gradients; None if a parameter's `grad` may still use it."""
         clear = all(parameter.grad is None for parameter in self.work.model.parameters())
         return self._buffers if clear else None
 
@@ -453,7 +456,7 @@ class StagedModel:
         self.sums_s += time.perf_counter() - audited_s
 
     def _audit_pass(self) -> PassDone:
-        """Do the part of an audit that the oldest finished pass allows, and return the pass."""
+        """Audit the oldest unaudited pass as far as `Auditor.passed` can, and return the pass."""
         began_s = time.perf_counter()
         assert self._step_work is not None
         done = self._passes.popleft()
@@ -510,8 +513,8 @@ class StagedModel:
     def _embedded(self, batch: Rows, parts: Sequence[Rows]) -> tuple[Tensor, list[Embedded]]:
         """Return the embedded batch, and the arguments of all layers for each micro-batch.
 
-        The embedding runs once for the whole batch, because its backward pass takes about as long
-        for a micro-batch as for the batch: it computes a gradient of the whole embedding matrix.
+        The embedding runs once for the whole batch. Its backward pass computes a gradient of the
+        whole embedding matrix, which takes about as long for a micro-batch as for the batch.
         """
         x = self.embed(batch).x
         with torch.no_grad():
@@ -573,7 +576,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return `StagePlans.plan_for`; divide layers that need too much memory, if possible."""
+        """Return the plan for a batch. Divide layers if devices lack memory for whole layers."""
         try:
             return self.plans.plan_for(batch.ids, self.work)
         except DeviceMemoryError as error:
@@ -643,7 +646,7 @@ class StagedModel:
                     raise AbandonedError("training is stopping")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Check a suspicious result, report to the fleet, and quarantine a faulty device."""
+        """Check a suspicious result, report the finding, and quarantine a faulty device."""
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

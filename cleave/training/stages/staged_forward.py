@@ -2,7 +2,7 @@
 
 A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
 computes the rest locally. The backward pass returns the gradients of all layers at once. If the
-model has changed since its graphs were exported, a forward pass exports new graphs.
+model has changed since its graphs were exported, the next forward pass exports new graphs.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class StagedForward:
 def _unmerge_disabled_adapters(model: nn.Module) -> None:
     """Unmerge the disabled adapters of peft, as the forward pass of their layers does.
 
-    The rounding of the restored weights depends on autocast. So this must happen under the caller's
-    autocast, and not while layers are exported without autocast.
+    The rounding of the restored weights depends on autocast. So the adapters must be unmerged under
+    the caller's autocast, and not while layers are exported without autocast.
     """
     each: Any
     for each in model.modules():

@@ -1,4 +1,4 @@
-"""Replaces a model's forward pass with one that runs by stages on the fleet.
+"""Replace a model's forward pass with one that runs by stages on the fleet.
 
 The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
 library has wrapped `forward`, the wrapper calls the original `forward` once the model is restored.
@@ -40,7 +40,7 @@ def go_plainly(model: nn.Module) -> None:
 def plain(model: nn.Module) -> Iterator[None]:
     """Return a context manager in which a model offloaded by stages has its original forward pass.
 
-    It also disables wrappers around `forward` and hooks registered on the model object.
+    Wrappers around `forward` and hooks registered on the model object are also disabled.
     """
     held, staged = vars(model), type(model)
     aside = (ATTRIBUTE, "forward", *HOOKS)

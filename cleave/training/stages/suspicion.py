@@ -7,7 +7,7 @@ has no known usual magnitude. A device is blamed only if all of these conditions
   decide whether a matrix multiplication overflows.
 - The local result is finite. Otherwise, the training run is diverging.
 - The device's result is not finite, or its error exceeds half of the largest local element.
-- Coarser rounding changes the local result by much less than a finite error of the device.
+- If the device's error is finite, coarser rounding changes the local result by much less.
 """
 
 from __future__ import annotations

@@ -151,10 +151,10 @@ def offload(
             over `include`.
         min_flops: with tiles, GEMMs with fewer floating-point operations run locally.
         fallback: what happens while no device is connected. With `wait`, training waits for a
-            device. With `local`, this process computes until a device connects. The change is
-            logged, except with `wait` if the method is `stages` or the fleet is emulated.
-        fallback_after_s: with `fallback="local"`, seconds without devices before this process
-            computes, on the fleet's clock.
+            device. With `local`, this process computes until a device connects. Each change
+            is logged, except with `wait` if the method is `stages` or the fleet is emulated.
+        fallback_after_s: with `fallback="local"`, seconds on the fleet's clock without devices
+            before this process computes.
 
     Returns:
         A report of the offloaded modules and the local modules. A Python warning is also issued if
@@ -340,7 +340,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Wrap a fleet to log when devices are absent and, with fallback `local`, multiply locally.
+    """Wrap a fleet to log the absence of devices and, with fallback `local`, multiply locally.
 
     A fleet that handles the absence of devices itself is returned unchanged.
     """
@@ -461,7 +461,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """Context manager for gradient accumulation, in which devices retain received weights.
+    """Context manager in which devices retain received weights, for gradient accumulation.
 
     The weights must not change within the context. Leave the context before the optimizer step.
 

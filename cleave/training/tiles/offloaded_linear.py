@@ -55,7 +55,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Record that a weight has been gathered into new memory, and rebind the operand to it."""
+        """Record that a weight was gathered into new memory, and bind its operand to the memory."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -81,7 +81,7 @@ class Operands:
         self._gathered.clear()
 
     def of(self, tensor: Tensor) -> Operand:
-        """Return the operand of a tensor, flattened to a matrix with the same last dimension."""
+        """Flatten a tensor to a matrix with the same last dimension, and return its operand."""
         if tensor.is_inference():  # inference tensors have no version counter
             return self._new(tensor)
         version = tensor._version
@@ -215,7 +215,7 @@ def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
 def product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
-    """Compute a linear layer with the GEMMs on the fleet.
+    """Compute a linear layer whose GEMMs run on the fleet.
 
     GEMMs smaller than `min_flops` run locally. Under autocast, x, weight and bias are cast first.
 

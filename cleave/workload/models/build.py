@@ -34,7 +34,7 @@ class ModelSource:
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the source of a model, from the model's name or folder, without reading weights.
+    """Return the source of the model with a given name or folder, without reading weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
     path separator or the folder contains a ``config.json``.
@@ -64,7 +64,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the model in a local Hugging Face folder, named after the folder.
+    """Return the spec of the model in a local Hugging Face folder. The spec has the folder's name.
 
     Raises:
         UsageError: if the folder does not exist, or its ``config.json`` is missing, is unreadable
@@ -80,7 +80,7 @@ def hf_config(spec: ModelSpec) -> "PreTrainedConfig":
     All dropout probabilities are 0 instead of the published 0.1.
 
     Raises:
-        UsageError: if the vocabulary is too small.
+        UsageError: if the vocabulary has fewer than 3 tokens.
     """
     from transformers import LlamaConfig, OPTConfig
 
@@ -169,8 +169,8 @@ def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedM
     probabilities are set to 0.
 
     Args:
-        narrow: whether to keep the dtype of the config instead of converting weights to fp32. It
-            is ignored if a buffer of the model would lose precision.
+        narrow: whether to keep the dtype of the config instead of converting weights to fp32. This
+            option is ignored if a buffer of the model would lose precision.
 
     Raises:
         UsageError: if the folder is missing or incomplete, the model is not a causal language
@@ -232,7 +232,7 @@ def load_model(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load a model from its folder, or build it with random weights if it has no folder.
 
-    See `load_folder` and `build_model`. The seed is ignored if weights are loaded.
+    `load_folder` and `build_model` describe the arguments. The seed only affects random weights.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
