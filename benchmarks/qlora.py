@@ -71,7 +71,7 @@ def in_virtual_time(bits: Bits | None, rows: int, sequence: int) -> bool:
     width = "bf16" if bits is None else f"{int(bits)} bits"
 
     def made(count: int) -> SizedModel:
-        adapters = Adapters(RANK, bits=bits)
+        adapters = Adapters(RANK, ("q_proj", "v_proj"), bits)
         return SizedModel(find_model(MODEL), rows, sequence, count, DType.BF16, None, adapters)
 
     costs = made(1).costs()

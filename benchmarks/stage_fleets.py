@@ -96,7 +96,7 @@ class Line:
 LINES: Final = (
     Line("opt-125m", "opt-125m", 64, 512, "home", 1, 12),
     Line("opt-1.3b", "opt-1.3b", 64, 512, "home", 1, 80),
-    Line("opt-1.3b-lora", "opt-1.3b", 64, 512, "home", 1, 30, Adapters(RANK)),
+    Line("opt-1.3b-lora", "opt-1.3b", 64, 512, "home", 1, 30, Adapters(RANK, ("q_proj", "v_proj"))),
     Line("opt-13b-256", "opt-13b", 128, 1024, "paper-256", 10, 500),
     Line("opt-13b-1024", "opt-13b", 128, 1024, "paper-1024", 0, 290),
 )
@@ -529,7 +529,7 @@ def curve(
     model: str, uplink_mbit: float, computers: Computers, settings: Settings, *, lora: bool
 ) -> Curve:
     """Predict steps at all batch sizes, and emulate them where stages begin to win."""
-    spec, adapters = find_model(model), Adapters(RANK) if lora else None
+    spec, adapters = find_model(model), Adapters(RANK, ("q_proj", "v_proj")) if lora else None
     rates = list(computers.runtime(uplink_mbit, settings.coding).stage_devices().values())
     points: list[Point] = []
     plans: list[Planned | None] = []

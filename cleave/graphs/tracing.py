@@ -164,7 +164,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class name of the innermost non-torch module in a traceback, or else "code"."""
+    """Return the class name of a traceback's innermost `nn.Module` outside torch, or "code"."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")

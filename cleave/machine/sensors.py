@@ -168,7 +168,7 @@ class Sensors:
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return the RAPL counter of the platform, or else the counters of CPUs and memory."""
+        """Return the platform-wide RAPL counter, or those of CPUs and memory if there is none."""
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
             counter = EnergyCounter(folder)

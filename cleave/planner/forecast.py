@@ -345,7 +345,13 @@ CLOSE: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """Step times of one batch in seconds: by stages (infinite if impossible), and on the PS."""
+    """Predicted step times for one batch size.
+
+    Attributes:
+        rows: number of sequences in the batch.
+        stages_s: step time in seconds by stages; infinite if no plan exists.
+        local_s: step time in seconds on the PS alone.
+    """
 
     rows: int
     stages_s: float

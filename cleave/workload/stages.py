@@ -46,18 +46,18 @@ _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two mome
 class Adapters:
     """LoRA adapters. An adapter is a pair of small trained matrices A and B for a frozen matrix W.
 
-    A layer uses W plus a multiple of B A in place of W. The query and value projections of each
-    layer always have an adapter.
+    A layer uses W plus a multiple of B A in place of W.
 
     Attributes:
         rank: rank of B A.
-        down: whether the last Linear of each layer (fc2 or down_proj) also has an adapter.
+        targets: names of the Linear modules that have an adapter in each layer, such as `q_proj`;
+            empty for all of them, which is the default of `--lora`.
         bits: bits per element of the frozen matrices in the layers (QLoRA); None if these matrices
             are not quantized.
     """
 
     rank: int
-    down: bool = False
+    targets: tuple[str, ...] = ()
     bits: Bits | None = None
 
 
@@ -210,8 +210,8 @@ class StageSizes:
     @cached_property
     def head(self) -> tuple[Parameter, ...]:
         """Return the parameters of the modules after the last layer, including the LM head."""
-        adapters = self.adapters and replace(self.adapters, bits=None)
-        return tuple(_adapted(_head(self.spec), adapters))
+        trained = self.adapters is None
+        return tuple(replace(each, trained=trained) for each in _head(self.spec))
 
     @property
     def embeds(self) -> bool:
@@ -366,14 +366,11 @@ def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iter
     if adapters is None:
         yield from parameters
         return
-    adapted = {"q_proj.weight", "v_proj.weight"}
-    if adapters.down:
-        adapted |= {f"{name}.weight" for name in _LAST}
     for parameter in parameters:
         bits = adapters.bits if parameter.matrix else None
         coded = bits is not None and can_quantize(parameter.rows, parameter.columns, bits)
         yield replace(parameter, trained=False, bits=bits if coded else None)
-        if parameter.name in adapted:
-            name = parameter.name.removesuffix(".weight")
+        name = parameter.name.removesuffix(".weight")
+        if parameter.matrix and (not adapters.targets or name in adapters.targets):
             yield Parameter(f"{name}.lora_A.weight", adapters.rank, parameter.columns)
             yield Parameter(f"{name}.lora_B.weight", parameter.rows, adapters.rank)

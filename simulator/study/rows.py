@@ -68,7 +68,7 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Return the time of all steps of the set-up in seconds."""
+        """Return the total time in seconds for all steps of the set-up."""
         return self.step_s * self.setup.steps
 
     @property

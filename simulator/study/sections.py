@@ -38,7 +38,7 @@ def ratio(value: float | None) -> str:
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """Return a table cell that lists the conditions, with their settings, that a claim needs."""
+    """Return the table cell with the settings under which a claim holds; "-" if not sometimes."""
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())

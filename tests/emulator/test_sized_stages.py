@@ -29,6 +29,7 @@ from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 SEQUENCE = 16
+FEW = ("q_proj", "v_proj", "down_proj")  # targets of `with_lora`
 MB = 10**6
 
 
@@ -67,7 +68,7 @@ TWO_WITH_LOSS = PlannedStage(0, 1, (1,)), PlannedStage(1, 2, (2,), loss=True)
 # --- against real models ---
 
 
-def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
+def real_model(family: str, *, lora: bool, targets: Any = FEW) -> tuple[Any, Any]:
     """The work of a real model whose layers have no graphs, and the model."""
     import torch
     from onnx import helper
@@ -83,7 +84,7 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
     changed = {"num_key_value_heads": 4} if family == "llama" else {}
     model = small_model(family, **changed)
     if lora:
-        model = with_lora(model)
+        model = with_lora(model, targets or "all-linear")
     calls = layer_calls(model, torch.arange(2 * SEQUENCE).reshape(2, SEQUENCE))
     nothing = helper.make_model(helper.make_graph([], "nothing", [], [])).SerializeToString()
     parts = [LayerPart.whole(call, number) for number, call in enumerate(calls)]
@@ -144,7 +145,7 @@ def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
 
     real, model = real_model(family, lora=lora)
     spec = spec_from_config(model.config.to_dict(), family)
-    adapters = Adapters(4, down=True) if lora else None
+    adapters = Adapters(4, targets=FEW) if lora else None
     mine = SizedModel(spec, 2, SEQUENCE, 1, adapters=adapters)
     theirs = real.costs([2 * SEQUENCE], SEQUENCE, DType.BF16)
     part = real.graphs.parts[1]
@@ -164,10 +165,11 @@ def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_are_those_of_a_real_model_with_adapters() -> None:
-    real, model = real_model("llama", lora=True)
+@pytest.mark.parametrize("targets", [FEW, ()])
+def test_bytes_are_those_of_a_real_model_with_adapters(targets: tuple[str, ...]) -> None:
+    real, model = real_model("llama", lora=True, targets=targets)
     spec = spec_from_config(model.config.to_dict(), "llama")
-    mine = SizedModel(spec, 4, SEQUENCE, 2, adapters=Adapters(4, down=True)).costs()
+    mine = SizedModel(spec, 4, SEQUENCE, 2, adapters=Adapters(4, targets)).costs()
     theirs = real.costs([32, 32], SEQUENCE, DType.BF16)
     for cost, expected in zip(
         [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
@@ -186,7 +188,7 @@ def test_a_batch_is_cut_into_its_sequences_at_most(parts: int) -> None:
 
 
 def test_only_trained_parameters_are_new_in_every_step() -> None:
-    model = SizedModel(find_model("llama-nano"), 4, 8, 2, adapters=Adapters(2))
+    model = SizedModel(find_model("llama-nano"), 4, 8, 2, adapters=Adapters(2, FEW[:2]))
     one, other = model.work(plan_of(*TWO_WITH_LOSS)), model.work(plan_of(*TWO_WITH_LOSS))
     for first, second in zip(one.layers, other.layers, strict=True):
         assert first.forward is second.forward

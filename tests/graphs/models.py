@@ -77,14 +77,14 @@ def small_model(family: str, **changed: Any) -> nn.Module:
     return model.train()
 
 
-def with_lora(model: Any) -> nn.Module:
-    """A Llama-like model with adapters on three of its products, which alone are trained."""
+def with_lora(model: Any, targets: str | Sequence[str] = ADAPTED) -> nn.Module:
+    """A Llama-like model with adapters on some of its products, which alone are trained."""
     import peft
 
     torch.manual_seed(2)
-    targets = list(ADAPTED)
+    chosen = targets if isinstance(targets, str) else list(targets)
     adapted: Any = peft.get_peft_model(
-        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=chosen, init_lora_weights=False)
     )
     found: nn.Module = adapted.base_model.model
     return found.train()

@@ -36,9 +36,14 @@ def test_layers_and_head_have_the_parameters_of_the_model(name: str) -> None:
 
 def test_adapters_alone_are_trained() -> None:
     spec = find_model("llama-nano")
-    sizes = StageSizes(spec, 8, adapters=Adapters(2, down=True))
+    few, every = (
+        StageSizes(spec, 8, adapters=Adapters(2, targets))
+        for targets in (("q_proj", "v_proj", "down_proj"), ())
+    )
     sides = 64 + 64, 64 + 32, 176 + 64  # of queries, of values, and down
-    assert sizes.trained_parameters == 2 * 2 * sum(sides)
+    assert few.trained_parameters == 2 * 2 * sum(sides)
+    others = 64 + 32, 64 + 64, 64 + 176, 64 + 176  # of keys, of outputs, gate and up
+    assert every.trained_parameters == 2 * 2 * sum((*sides, *others))
 
 
 def test_the_server_keeps_what_the_optimizer_needs_of_what_is_trained() -> None:

@@ -126,16 +126,16 @@ class StageModel:
         width: elements per token of an activation between layers.
         element_bytes: bytes per element of an activation in messages.
         tokens: number of tokens in each micro-batch.
-        embeds: whether the input gradient of the first layer is needed, to train the embedding.
-        coded_ratio, gradient_coded_ratio: compressed size divided by uncompressed size, for weights
-            and activations, and for weight gradients.
+        embeds: whether the embedding is trained, so the first layer must return its input gradient.
+        coded_ratio: compressed size of weights and activations divided by their uncompressed size.
+        gradient_coded_ratio: the same ratio for weight gradients.
         in_parts: whether the attention and the MLP of each layer are separate entries of `layers`.
         most_slices: maximum number of slices for a vocabulary-parallel loss, which is the number of
             tokens in the vocabulary; 1 if the loss cannot be cut into slices.
-        ps_layers: layers that only the PS can compute, in order. They separate stages. If PS layers
-            follow the last of `layers`, the PS computes the loss.
-        beside_bytes: size per token, in messages, of the layer arguments that differ between
-            micro-batches, such as masks of packed documents. The layer's input is excluded.
+        ps_layers: layers that only the PS can compute, in order. No stage may span one. If PS
+            layers follow the last entry in `layers`, the PS also computes the loss.
+        beside_bytes: bytes sent per token for layer arguments that differ between micro-batches,
+            such as attention masks for packed documents. The layer's input is excluded.
     """
 
     layers: Sequence[LayerCost]

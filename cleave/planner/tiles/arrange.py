@@ -27,7 +27,7 @@ class Draft(NamedTuple):
 
 
 def _column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
-    """Return candidate column counts near the count for square tiles, at most two if `few`."""
+    """Return candidate column counts for nearly square tiles. If `few`, return at most two."""
     active = best.volume > 0
     devices = int(active.sum())
     sides = np.sqrt(best.volume[active] / best.depth[active])

@@ -69,8 +69,8 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """Convert the codes and scales from `quantize` to an fp32 matrix of shape (rows, columns).
 
-    Graphs contain this function, so it may use only operations that the ONNX Runtime of every
-    device supports.
+    This function is exported into device graphs, so it may use only operations that ONNX Runtime
+    supports on every device.
     """
     rows, blocks = scales.shape
     each = scales.float()

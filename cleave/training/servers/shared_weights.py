@@ -34,7 +34,7 @@ OUTSIDE: Final = 0  # index of the unit of all weights outside the layers; the f
 
 
 class Kind(Enum):
-    """Kind of an exchange of weights between servers.
+    """The type of a weight exchange between servers.
 
     FORWARD and BACKWARD gather weights for a forward or backward pass. DONE frees the weights and,
     in a training step, sums their gradients.
@@ -334,7 +334,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return each weight's owner by name. Trained and frozen weights are balanced separately."""
+    """Map each weight's name to its owner's rank. Balance trained and frozen weights apart."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}

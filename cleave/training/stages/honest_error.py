@@ -1,14 +1,15 @@
 """Bounds on the difference between an honest device's result and the same result computed locally.
 
-Devices round differently: summation orders differ, and some devices use fused multiply-add. An
-optimizer such as AdamW changes every element by about the same amount, even if its gradient is
-small. So an audit measures errors separately for each parameter and each magnitude of elements.
+Devices round differently: summation orders differ, and some devices use fused multiply-add.
+Optimizers such as AdamW change every parameter element by about the same amount, even elements with
+small gradients. So an audit measures errors separately for each parameter and each magnitude of
+elements.
 
-To find the effect of rounding, an audit recomputes results with operations that round more coarsely
-than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
-errors only: for example, a key projection's bias has the exact gradient 0. At *kinks*, such as
-that of ReLU, rounding decides between two derivatives. The gradients of two honest devices may then
-differ by 1 % of the largest gradient element.
+To estimate the effect of rounding, an audit recomputes results with added noise that exceeds the
+rounding error of any honest device (see `cleave.graphs.noise`). If terms cancel, an honest result
+may be nothing but rounding error. For example, the gradient of a key projection's bias is 0 in
+exact arithmetic. At *kinks*, such as that of ReLU, rounding decides between two derivatives. The
+gradients of two honest devices may then differ by 1 % of the largest gradient element.
 """
 
 from __future__ import annotations
