@@ -190,15 +190,21 @@ class StepForecaster:
         )
 
     def by_stages(
-        self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
+        self,
+        devices: Sequence[DeviceRates],
+        planner: StagePlanner = plan_stages,
+        ps: PsCompute | None = None,
     ) -> Forecast:
         """Forecast a step by stages, with the fastest number of micro-batches.
+
+        Args:
+            ps: speed of the PS in this step; that of the PS alone by default.
 
         Raises:
             DeviceMemoryError: if the devices have too little memory.
             PlanError: if the model cannot be divided into stages for these devices.
         """
-        found = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
+        found = plan_batch(planner, self.cut, self.rows, devices, ps or self.ps, self.in_parts)
         return self.of_plan(*found)
 
     def of_plan(self, model: StageModel, plan: StagePlan) -> Forecast:
@@ -236,7 +242,10 @@ class StepForecaster:
         speed, link = self.ps.own_device_flops_per_s, _LOOPBACK_BYTES_PER_S
         own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
         model, plan = found
-        step_s, with_s = plan.step_s, planner(model, [*devices, own], self.ps).step_s
+        step_s, with_s = (
+            plan.step_s,
+            planner(model, [*devices, own], self.ps.beside_own_device).step_s,
+        )
         least_s = max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s)
         return with_s if step_s - with_s >= least_s else None
 

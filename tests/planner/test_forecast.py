@@ -66,19 +66,21 @@ def test_stages_need_what_their_plan_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "device_speed", "count", "worthwhile"),
+    ("speed", "device_speed", "count", "loss_flops", "worthwhile"),
     [
-        (1e9, 1e9, 3, True),
-        (1e9, 1e9, 65, False),  # one of many devices
-        (1e7, 1e9, 3, False),  # a slow server
-        (1e12, 1e12, 3, False),  # a step that takes no second
+        (1e9, 1e9, 3, 6e5, True),
+        (1e9, 1e9, 3, 6e6, False),  # the server has the loss to compute
+        (1e9, 1e9, 65, 6e5, False),  # one of many devices
+        (1e7, 1e9, 3, 6e5, False),  # a slow server
+        (1e12, 1e12, 3, 6e5, False),  # a step that takes no second
     ],
 )
 def test_the_servers_computer_is_a_device_where_that_is_worthwhile(
-    speed: float, device_speed: float, count: int, worthwhile: bool
+    speed: float, device_speed: float, count: int, loss_flops: float, worthwhile: bool
 ) -> None:
     def large(parts: int) -> StageModel:
-        return StageModel([LAYER] * 4, LOSS, 8, 2, [6400 // parts] * parts)
+        loss = replace(LOSS, flops=loss_flops, forward_flops=loss_flops / 3)
+        return StageModel([LAYER] * 4, loss, 8, 2, [6400 // parts] * parts)
 
     forecaster = StepForecaster(large, 64, replace(PS, flops_per_s=speed))
     devices = [DeviceRates(n, 1e8, 1e8, device_speed, 0.001, 10**9) for n in range(count)]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
 from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.planner.plan import DeviceRates, PsRates
 
+_OWN_SHARE: Final = 0.7  # share of the PS's processor that a device on its computer gets
 _NAMED: Final = 8  # maximum number of stages that a plan's description lists
 _PIECES: Final = 4  # maximum number of chunks into which a sequence is cut
 _LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
@@ -219,7 +220,17 @@ class PsCompute:
         The PS's other work takes part of the processor. Over gigabit links, the device's measured
         throughput was 0.62 to 0.71 of the PS's.
         """
-        return 0.7 * (self.graph_flops_per_s or self.flops_per_s)
+        return _OWN_SHARE * (self.graph_flops_per_s or self.flops_per_s)
+
+    @property
+    def beside_own_device(self) -> PsCompute:
+        """Return the PS's speeds while a device on its computer uses the rest of the processor."""
+        left = 1 - _OWN_SHARE
+        return replace(
+            self,
+            flops_per_s=left * self.flops_per_s,
+            loss_flops_per_s=left * self.loss_flops_per_s,
+        )
 
     def loss_s(self, loss: LayerCost) -> float:
         """Return the time in seconds for both passes of the loss, per token."""

@@ -70,7 +70,8 @@ class StagePlans:
         self.planning_s = 0.0
         self._runtime = runtime
         self._planner = planner
-        self._ps = ps
+        self._alone = ps  # the PS's speed without other work
+        self._ps = ps  # its speed in a step by stages
         self._gradients = gradients
         self._tiles = tiles
         self._waits = waits
@@ -202,9 +203,9 @@ class StagePlans:
             tokens = [len(part) * sequence for part in ids.tensor_split(parts)]
             return work.costs(tokens, sequence, self._gradients)
 
-        forecaster = StepForecaster(cut, rows, self._ps)
+        forecaster = StepForecaster(cut, rows, self._alone)
         try:
-            forecast = forecaster.by_stages(devices, self._planner)
+            forecast = forecaster.by_stages(devices, self._planner, self._ps)
         except DeviceMemoryError:
             raise
         except PlanError as error:
@@ -266,7 +267,9 @@ class StagePlans:
         self._runtime.wait_until(
             lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
         )
-        if not joined():
+        if joined():
+            self._ps = self._ps.beside_own_device
+        else:
             own.stop()
             self._say("this server's own device did not join; run `cleave join` to see why")
         return joined()
