@@ -287,6 +287,7 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
         cleave.serve(stages_on="any") as server,
         started("join", server.url, *device) as (_, lines),
     ):
+        said = wait_for_event(lines, "note")["text"]
         wait_for_event(lines, "ready")
         until(lambda: server.fleet.device_count == 1)  # the server has probed it as well
         # Parameters of more than 1000 bytes travel in parts.
@@ -295,7 +296,6 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
         staged = StagedModel(work, runtime, EvenStages(loss=True), PsCompute(1e11, 0.0))
         found = staged.gradients(rows(ids))
         staged.close()
-        said = wait_for_event(lines, "note")["text"]
     assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
     assert "runs graphs; in its self-test it is off by" in said
     if provider == "cpu":
