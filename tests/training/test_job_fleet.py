@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 import cleave
-from cleave.planner.stages.model import PsCompute, StagePlan
+from cleave.errors import DeviceMemoryError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
@@ -18,6 +21,7 @@ from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS
 from tests.training.runs import losses, losses_of, nightly, notes_of, save_model, trained
+from tests.training.test_staged import KEPT, EvenStages, SlicedLoss
 
 FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
 SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
@@ -150,6 +154,29 @@ def test_layers_without_graphs_stay_on_the_server_between_stages(
     assert "layer 2 of 3: it has experts" in said
     assert sent_bytes > 0
     assert bool(tiles) is (SMALL in devices)
+
+
+@pytest.mark.parametrize("late", ["slices of the loss", "parts of layers"])
+def test_graphs_that_a_plan_needs_later_are_those_of_original_modules(
+    job: JobSpec, plain: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """By then, the model's modules are offloaded by tiles. A graph in the cache hid that."""
+
+    def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        slices = late == "slices of the loss"
+        if not slices and not model.in_parts:
+            raise DeviceMemoryError("whole layers do not fit")
+        even = SlicedLoss(2, KEPT) if slices else EvenStages(loss=False)
+        return replace(even(model, devices, ps), step_s=1e-9)
+
+    cache = GraphCache(tmp_path / "cache")
+    monkeypatch.setattr("cleave.training.stages.stage_setup.plan_stages", planner)
+    monkeypatch.setattr("cleave.training.stages.stage_setup.GraphCache.of_user", lambda: cache)
+    found, _, (sent_bytes, tiles) = on([FAST] * 4, job, tmp_path / "fleet")
+    assert found == pytest.approx(plain, rel=1e-4)
+    assert sent_bytes > 0
+    assert tiles == 0
+    assert [step["method"] for step in recorded(tmp_path / "fleet")] == ["stages"] * STEPS
 
 
 @pytest.mark.parametrize("memory", MEMORY)

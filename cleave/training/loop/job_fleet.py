@@ -7,8 +7,8 @@ fastest on the connected devices. Layer graphs are built once a device can run t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
@@ -263,10 +263,7 @@ class JobFleet:
 
     def _new_staged(self) -> StagedModel | None:
         """Return a `StagedModel` of the model's original layers; None if no layer has a graph."""
-        restore(self._model)
-        if self._checkpointing:
-            disable_checkpointing(self._model)
-        try:
+        with self._plainly():
             return staged_model(
                 self._job,
                 self._model,
@@ -277,7 +274,17 @@ class JobFleet:
                 note=self._note,
                 presence=self._presence,
                 own_products=self._own_products,
+                plainly=self._plainly,
             )
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Return a context manager in which the model's modules are not offloaded by tiles."""
+        restore(self._model)
+        if self._checkpointing:
+            disable_checkpointing(self._model)
+        try:
+            yield
         finally:
             if self._checkpointing:
                 enable_checkpointing(self._model)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +15,8 @@ from cleave.errors import LayerGraphError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.loss_graph import SliceGraphs
+from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
 from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
@@ -37,6 +40,7 @@ def staged_model(
     note: Callable[[str], None],
     presence: Callable[[FleetPresence], None],
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
+    plainly: Callable[[], AbstractContextManager[None]],
 ) -> StagedModel | None:
     """Export the layers of a model as graphs and return a `StagedModel` that uses the graphs.
 
@@ -47,6 +51,8 @@ def staged_model(
         note: called with messages for the user.
         presence: called when no device can run a step, and when devices can run a step again.
         own_products: returns the context manager in which the PS does its part of a step.
+        plainly: returns the context manager in which the model has its original modules. Graphs
+            that a later plan needs are exported in it.
 
     Returns:
         The staged model; None if the method is `auto` and the graphs cannot be exported.
@@ -57,7 +63,7 @@ def staged_model(
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
     making = partial(
-        model_graphs, model.train(), job.seq, GraphCache.of_user(),
+        _late_slices, plainly, model.train(), job.seq, GraphCache.of_user(),
         packed=packed, progress=lambda what: note(f"making {what}"),
     )  # fmt: skip
     try:
@@ -73,7 +79,8 @@ def staged_model(
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
-        made = making(in_parts=True, pieces=pieces_of_sequence(job.seq))
+        with plainly():
+            made = making(in_parts=True, pieces=pieces_of_sequence(job.seq))
         return ModelWork(model, made, dtype)
 
     return StagedModel(
@@ -90,3 +97,18 @@ def staged_model(
         presence=presence,
         own_products=own_products,
     )
+
+
+def _late_slices(
+    plainly: Callable[[], AbstractContextManager[None]], *args: Any, **options: Any
+) -> ModelGraphs:
+    """Return `model_graphs` of a model, with slices of the loss that are exported in `plainly`."""
+    graphs = model_graphs(*args, **options)
+    if (export := graphs.slice_of_loss) is None:
+        return graphs
+
+    def slice_of_loss(rows: int) -> SliceGraphs:
+        with plainly():
+            return export(rows)
+
+    return replace(graphs, slice_of_loss=slice_of_loss)
