@@ -226,12 +226,14 @@ class StepForecaster:
         found: tuple[StageModel, StagePlan],
         memory_bytes: int,
         planner: StagePlanner = plan_stages,
+        ps: PsCompute | None = None,
     ) -> float | None:
         """Return the step time by stages, in seconds, if the PS's computer is also a device.
 
         Args:
             found: the model, and its plan for `devices` alone.
             memory_bytes: memory that the PS's computer offers as a device.
+            ps: speed of the PS in a step without its own device; `self.ps` by default.
 
         Returns:
             The step time; None if the additional device is not worthwhile.
@@ -242,10 +244,8 @@ class StepForecaster:
         speed, link = self.ps.own_device_flops_per_s, _LOOPBACK_BYTES_PER_S
         own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
         model, plan = found
-        step_s, with_s = (
-            plan.step_s,
-            planner(model, [*devices, own], self.ps.beside_own_device).step_s,
-        )
+        step_s, beside = plan.step_s, (ps or self.ps).beside_own_device
+        with_s = planner(model, [*devices, own], beside).step_s
         least_s = max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s)
         return with_s if step_s - with_s >= least_s else None
 

@@ -71,7 +71,7 @@ class StagePlans:
         self._runtime = runtime
         self._planner = planner
         self._alone = ps  # the PS's speed without other work
-        self._ps = ps  # its speed in a step by stages
+        self._ps = ps  # its speed as measured in steps, without its own device
         self._gradients = gradients
         self._tiles = tiles
         self._waits = waits
@@ -159,10 +159,12 @@ class StagePlans:
         since = [ratio for each in _changes(plan, self._forecast_for, devices) for ratio in each]
         if plan.loss_at_ps and loss_s > 0:
             loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
-            faster = loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s)
+            beside = self._ps_with(devices)
+            faster = loss_flops_per_s / (beside.loss_flops_per_s or beside.flops_per_s)
             graphs.append(faster)
             since.append(faster)
-            self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
+            alone_flops_per_s = faster * (before.loss_flops_per_s or before.flops_per_s)
+            self._ps = replace(self._ps, loss_flops_per_s=alone_flops_per_s)
         alike = not _differ(graphs) and not _differ([1.0, *links])
         if off and not alike and self._steps >= self._least_steps:
             self._least_steps *= 2
@@ -175,13 +177,18 @@ class StagePlans:
         if not _differ([1.0, *since]):
             return
         self._forecast_for = devices
-        self.plan = predict_again(costs, plan, devices, self._ps)
+        self.plan = predict_again(costs, plan, devices, self._ps_with(devices))
         if off and alike:
             self._rates, self._chosen_s = devices, self.plan.step_s
         if abs(self.plan.step_s / self._said_s - 1) >= _OFF:
             self._said_s = self.plan.step_s
             now = in_seconds(self._said_s)
             self._say(f"{now} a step predicted, based on the devices' speeds in the last step")
+
+    def _ps_with(self, devices: Mapping[int, DeviceRates]) -> PsCompute:
+        """Return the PS's speed in a step, of which its own device may be one of `devices`."""
+        has_own = not self._runtime.own_devices().isdisjoint(devices)
+        return self._ps.beside_own_device if has_own else self._ps
 
     def _new_plan(
         self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
@@ -205,7 +212,7 @@ class StagePlans:
 
         forecaster = StepForecaster(cut, rows, self._alone)
         try:
-            forecast = forecaster.by_stages(devices, self._planner, self._ps)
+            forecast = forecaster.by_stages(devices, self._planner, self._ps_with(rates))
         except DeviceMemoryError:
             raise
         except PlanError as error:
@@ -216,7 +223,7 @@ class StagePlans:
         if self._own_device_joins(forecaster, devices, forecast.stages, work):
             return self._new_plan(ids, work, self.devices())
         if former is not None and same:
-            again = predict_again(*former, rates, self._ps)
+            again = predict_again(*former, rates, self._ps_with(rates))
             if not worth_changing(former[0], again, plan, rates):
                 forecast = forecaster.of_plan(former[0], again)
                 costs, plan = former[0], again
@@ -248,7 +255,7 @@ class StagePlans:
             return False
         trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
         memory_bytes = offered_bytes(_STATE_BYTES * trained)
-        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner)
+        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner, self._ps)
         if with_s is None:
             return False
         if self._tiles is not None and with_s > forecaster.alone().step_s:
@@ -267,9 +274,7 @@ class StagePlans:
         self._runtime.wait_until(
             lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
         )
-        if joined():
-            self._ps = self._ps.beside_own_device
-        else:
+        if not joined():
             own.stop()
             self._say("this server's own device did not join; run `cleave join` to see why")
         return joined()
