@@ -47,10 +47,14 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def pages() -> None:
-    """The pages, built where servers look for them, unless they are there and new."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The pages, built where servers look for them, unless they are there and new.
+
+    One worker at a time: a build would take away the pages that another worker's server shows.
+    """
     _needs_node_and_browser()
-    subprocess.run(["make", "--silent", "web"], cwd=WEB_CLIENT.parent, check=True)
+    with FileLock(tmp_path_factory.getbasetemp().parent / "pages.lock"):
+        subprocess.run(["make", "--silent", "web"], cwd=WEB_CLIENT.parent, check=True)
 
 
 @pytest.fixture(scope="session")
