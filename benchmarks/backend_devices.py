@@ -4,8 +4,8 @@
 
 For each it prints the result of the numeric self-check, GFLOP/s with operands and result in host
 memory (where tiles arrive and leave), GFLOP/s with everything on the device, and both relative to
-torch on the CPU. For each installed provider of ONNX Runtime it prints the error and duration of
-the self-test, and the growth of the process's memory.
+torch on the CPU. For each runner of graphs it prints the error of the self-test, the speed in a
+layer, how long both took, and the growth of the process's memory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from benchmarks.common import resident_bytes
 from cleave.arrays import DType, empty
 from cleave.machine.backends import MatmulBackend, candidates, self_check
-from cleave.machine.graph_choice import accuracy, installed, open_session
-from cleave.machine.graph_session import GraphError, ProviderSetup, setups_of
+from cleave.machine.graph_choice import Runner, examined, runners
 
 TORCH_DTYPES = {
     DType.FP32: torch.float32,
@@ -63,16 +61,12 @@ def on_device(device: str, side: int, dtype: DType) -> float:
     return 2 * side**3 * many / best_s(work)
 
 
-def graph_self_test(setup: ProviderSetup) -> str:
-    """Return the result, duration and memory of a provider's self-test as text."""
+def graph_self_test(runner: Runner) -> str:
+    """Return the result, speed, duration and memory of a runner's self-test as text."""
     before, began_s = resident_bytes(os.getpid()), time.perf_counter()
-    try:
-        found = accuracy(partial(open_session, setup=setup))
-    except GraphError as error:
-        return str(error)
+    text = examined(runner).text
     took_s, grown = time.perf_counter() - began_s, resident_bytes(os.getpid()) - before
-    fit = "" if found.full else ", too much to be used"
-    return f"off by {found.error:.0e} ({found.trial}){fit}; {took_s:.2f} s, {grown / 1e6:.0f} MB"
+    return f"{text}; took {took_s:.2f} s and {grown / 1e6:.0f} MB"
 
 
 def main() -> None:
@@ -81,8 +75,8 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
-    for setup in setups_of(None, installed()):  # first, before other backends fill memory
-        print(f"graphs by {setup}: {graph_self_test(setup)}")
+    for runner in runners():  # first, before other backends fill memory
+        print(graph_self_test(runner))
     backends = {c.name: c.make() for c in candidates()}
     for name, backend in backends.items():
         print(f"{name}: self-check: {self_check(backend) or 'passed'}")

@@ -41,7 +41,7 @@ from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.noise import noisy
-from cleave.machine.graph_session import CPU_SETUP
+from cleave.machine.graph_session import CPU_PROVIDER
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
@@ -89,7 +89,7 @@ class OtherSession:
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = getattr(levels, f"ORT_{level}")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        providers = [CPU_SETUP.runtime_name]
+        providers = [CPU_PROVIDER]
         self._session = onnxruntime.InferenceSession(model, options, providers)
         self.inputs = {each.name: tuple(each.shape) for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
@@ -580,7 +580,7 @@ def show_progress(text: str) -> None:
 
 def show(found: Sequence[Caught], fair: Mapping[str, Honest]) -> None:
     """Print the results as tables."""
-    print(f"{machine()}; {CPU_SETUP.runtime_name}\n")
+    print(f"{machine()}; {CPU_PROVIDER}\n")
     print(f"{'a device lies so':34} {'in':5} {'caught':>9} {'audits, at most':>16}")
     for one in found:
         caught = f"{len(one.audits)} of {one.seeds}"

@@ -62,7 +62,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
-from cleave.machine.graph_session import CPU_SETUP
+from cleave.machine.graph_session import CPU_PROVIDER
 from cleave.planner.coding import coded_ratio
 from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
 from cleave.planner.stages.search import plan_stages
@@ -537,7 +537,7 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
     """Run all cases of the families; return whether every limit is met."""
     print(
         f"{DEVICES} device processes, one thread each, ONNX Runtime's "
-        f"{CPU_SETUP.runtime_name}; {STEPS} steps of {BATCH} x {SEQUENCE} tokens\n"
+        f"{CPU_PROVIDER}; {STEPS} steps of {BATCH} x {SEQUENCE} tokens\n"
     )
     print(f"{'':51} {'devices':12} losses")
     head = ("family", "dtype", "clip", "disturbance", "strikes", "of stages", "off by", "c")

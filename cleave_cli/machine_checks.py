@@ -16,8 +16,8 @@ from typing import Final
 
 from cleave.errors import CleaveError, UsageError, to_install
 from cleave.files import cache_folder
-from cleave.machine.graph_choice import installed
-from cleave.machine.graph_session import GraphError, setups_of
+from cleave.machine.graph_choice import examined, runners
+from cleave.machine.graph_session import available
 from cleave.machine.sensors import this_machine, total_memory_bytes
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.forecast import Forecast
@@ -85,7 +85,7 @@ def machine_checks(
         else:
             names = ", ".join(f"{name} {version(name)}" for name in modules)
             yield Check(Verdict.OK, f"{names}: {use}")
-    yield _graphs()
+    yield from _graphs()
     pages = "web pages: the dashboard, and joining by a browser"
     if (files("cleave.server") / "web" / "index.html").is_file():
         yield Check(Verdict.OK, pages)
@@ -101,20 +101,21 @@ def machine_checks(
             yield Check(Verdict.OK, what)
 
 
-def _graphs() -> Check:
-    try:
-        providers = installed()
-    except GraphError as error:
-        return Check(
+def _graphs() -> Iterator[Check]:
+    """Check everything that can run graphs of layers on this machine, as in `--runner`."""
+    if not available():
+        yield Check(
             Verdict.FAILED,
-            f"stages cannot be computed: {error}",
+            "stages cannot be computed without ONNX Runtime",
             "pip install --force-reinstall onnxruntime",
         )
-    # Names of the usable execution providers, as in --provider.
-    names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
+        return
     # Ask the module for its version, because one of several packages (CPU, GPU, ...) provides it.
     number = importlib.import_module("onnxruntime").__version__
-    return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
+    yield Check(Verdict.OK, f"ONNX Runtime {number}: computes stages")
+    for runner in runners():
+        found = examined(runner)
+        yield Check(Verdict.WITHOUT if found.fault else Verdict.OK, found.text)
 
 
 def free_bytes(folder: Path) -> int:

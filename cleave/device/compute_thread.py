@@ -11,8 +11,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from cleave.device.core import Order
 from cleave.device.graph_check import check_graph
 from cleave.machine.backends import Compute, MatmulBackend, execute
+from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_memory import GraphMemory
-from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, open_on_cpu, run_graph
+from cleave.machine.graph_run import FetchRun, GraphRun, fetch, run_graph
 from cleave.protocol import limits
 
 INLINE_FLOPS: Final = 4e6  # takes about as long as waking a thread
@@ -33,14 +34,14 @@ class ComputeThread:
     """Executes orders in one thread.
 
     Matrix multiplications of up to `inline_flops` FLOPs run in the caller's thread if no other
-    order is running. `make_session` opens an ONNX Runtime session for a graph.
+    order is running. `make_session` opens a graph.
     """
 
     def __init__(
         self,
         backend: MatmulBackend,
         inline_flops: float = INLINE_FLOPS,
-        make_session: MakeSession = open_on_cpu,
+        make_session: MakeGraph = open_on_cpu,
     ) -> None:
         self._backend = backend
         self._inline_flops = inline_flops
@@ -70,10 +71,8 @@ class ComputeThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def compute(
-    backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
-) -> Outcome:
-    """Execute one order. Return its result and compute time in seconds, or an error message."""
+def compute(backend: MatmulBackend, order: Order, make_session: MakeGraph = open_on_cpu) -> Outcome:
+    """Execute one order; return its result and compute time in seconds, or an error message."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

@@ -14,7 +14,6 @@ from typing import Final
 from cleave.arrays import DType
 from cleave.machine.backends import NumpyBackend, measure, sustained_s
 from cleave.machine.graph_choice import GraphChoice
-from cleave.machine.graph_speed import measured_graphs
 from cleave.planner.stages.model import PsCompute
 
 _TOKENS: Final = 512
@@ -66,7 +65,7 @@ def measured_server(
 
 @cache
 def _graphs_here() -> float:
-    return measured_graphs(GraphChoice())
+    return GraphChoice().flops_per_s
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:

@@ -18,7 +18,10 @@ from cleave.errors import CleaveError, UsageError, to_install
 
 @dataclass(slots=True)
 class StoredArray:
-    """A floating-point array stored on a device. Emulated backends set `used` on the first use."""
+    """A floating-point array stored on a device. Emulated backends set `used` on the first use.
+
+    `uploaded` is the array in the memory of the processor that runs graphs, as it was first used.
+    """
 
     rows: int
     columns: int
@@ -26,6 +29,7 @@ class StoredArray:
     payload: Any
     nbytes: int
     used: bool = False
+    uploaded: Any = None
 
 
 @dataclass(slots=True)

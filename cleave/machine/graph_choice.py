@@ -1,7 +1,7 @@
-"""Chooses the first execution provider of ONNX Runtime that computes in full fp32 precision.
+"""Chooses what runs a device's graphs: the fastest runner that computes in full fp32 precision.
 
-A provider may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
-plausible but change the trained model. So each provider runs small graphs on inputs for which low
+A runner may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
+plausible but change the trained model. So each runner computes small graphs on inputs for which low
 precision causes large errors, and the results are compared with fp64 results.
 """
 
@@ -10,143 +10,213 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from cleave.arrays import Array, DType
+from cleave.errors import UsageError
+from cleave.machine.backends import torch_devices
 from cleave.machine.graph_narrowing import narrowed
-from cleave.machine.graph_session import (
-    CPU_SETUP,
-    GraphError,
-    GraphSession,
-    Provider,
-    ProviderSetup,
-    setups_of,
-)
+from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
+from cleave.machine.graph_speed import measured_graphs
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
-OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]  # may raise GraphError
+AUTO: Final = "auto"  # name that selects the fastest runner on the command line
+CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
+_SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
+_NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *_SHORT.values())
 
-# Operations that take most of a layer's compute time; fused operations contain these names.
-_HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
-
-
-def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names for the installed execution providers."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise GraphError(f"ONNX Runtime is not available: {error}") from None
-    return tuple(onnxruntime.get_available_providers())
+MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None]], OpenGraph]
+"""Opens a graph. The second argument is the dtype of each input, or None if the input is not
+floating-point. Raises GraphError."""
 
 
-def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
-    """Open a `GraphSession` with the default number of threads."""
-    return GraphSession(model, setup=setup)
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A library that runs graphs on one processor of this machine.
+
+    Attributes:
+        name: name on the command line, such as `torch:cuda`.
+    """
+
+    name: str
+    open: MakeGraph
+
+
+def open_on_cpu(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+    """Open a graph in ONNX Runtime on the CPU. 16-bit inputs are upcast during the run."""
+    return GraphSession(narrowed(model, given))
+
+
+def open_in_torch(processor: str, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
+    """Open a graph in PyTorch on the torch device `processor`."""
+    from cleave.machine.torch_session import TorchSession  # imports torch
+
+    return TorchSession(model, given, processor)
+
+
+def runners() -> list[Runner]:
+    """Return the runners of this machine. The first is the CPU's."""
+    in_torch = [Runner(f"torch:{each}", partial(open_in_torch, each)) for each in torch_devices()]
+    return [Runner(CPU, open_on_cpu), *in_torch]
+
+
+def known_runner(name: str) -> str:
+    """Return a runner's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
+    name = _SHORT.get(name, name)
+    if name not in _NAMES:
+        raise UsageError(
+            f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *_SHORT))}"
+        )
+    return name
 
 
 class GraphChoice:
-    """Opens sessions for graphs with the best provider. The first call chooses the provider.
+    """Opens graphs with the fastest runner, which the first call chooses.
 
-    The choice is deferred because it imports ONNX Runtime, and most devices never receive a graph.
     This class is not thread-safe.
 
     Args:
-        asked: the provider to use if it is available and has full fp32 precision; otherwise the CPU
-            is used. None means that all providers are considered.
-        notify: called with a message for each provider that is chosen or rejected, and for each
-            graph that the CPU must run completely or in large part.
+        asked: the runner to use if it is available and has full fp32 precision; otherwise the CPU
+            is used. `torch` means PyTorch on any processor. `auto` compares the CPU with all
+            accelerators, but not with PyTorch on the CPU, where ONNX Runtime is up to twice as
+            fast.
+        notify: called with a message for each runner that is chosen or rejected, and for each graph
+            that the CPU must run instead.
     """
 
     def __init__(
         self,
-        asked: Provider | None = None,
+        asked: str = AUTO,
         notify: Callable[[str], None] = lambda _: None,
         *,
-        available: Callable[[], Sequence[str]] = installed,
-        open_with: OpenSession = open_session,
+        available: Callable[[], Sequence[Runner]] = runners,
+        speed: Callable[[MakeGraph], float] | None = None,
     ) -> None:
         self._asked = asked
         self._notify = notify
         self._available = available
-        self._open = open_with
-        self._chosen: ProviderSetup | None = None
-        self._fault = ""  # why the last rejected setup must not be used
+        self._speed = speed
+        self._chosen: tuple[Runner, float] | None = None
+        self._fault = ""  # why the last rejected runner must not be used
 
-    def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session with the chosen provider. The CPU runs unsupported operations or graphs.
+    @property
+    def flops_per_s(self) -> float:
+        """Return the throughput of the chosen runner in a layer; 0 if no runner can be used."""
+        try:
+            return self._choice()[1]
+        except GraphError:
+            return 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return the free memory of the chosen runner's accelerator; infinity for the CPU."""
+        runner, _ = self._choice()
+        if runner.name == CPU:
+            return math.inf
+        from cleave.machine.torch_session import free_bytes  # imports torch
+
+        return free_bytes(runner.name.removeprefix("torch:"))
+
+    def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
+        """Open a graph with the chosen runner, or on the CPU if that runner cannot run it.
 
         Args:
-            given: dtype of each graph input; None for inputs that are not floating-point. On the
-                CPU, 16-bit inputs are upcast during the run, not before.
+            given: dtype of each graph input; None for inputs that are not floating-point.
 
         Raises:
-            GraphError: if the CPU cannot run the graph either, or no provider has full fp32
+            GraphError: if the CPU cannot run the graph either, or no runner has full fp32
                 precision.
         """
-        setup = self._setup()
-        if setup == CPU_SETUP:
-            return self._open(narrowed(model, given), setup)
+        runner, _ = self._choice()
         try:
-            session = self._open(model, setup)
+            return runner.open(model, given)
         except GraphError as error:
-            self._notify(f"the CPU runs a graph that {setup.provider.value} cannot: {error}")
-            return self._open(narrowed(model, given), CPU_SETUP)
-        heavy = ", ".join(
-            f"{count} {name}"
-            for name, count in sorted(session.on_cpu.items())
-            if any(part in name for part in _HEAVY)
-        )
-        if heavy:
-            self._notify(
-                f"the CPU runs parts of a graph that {setup.provider.value} has not: {heavy}"
-            )
-        return session
+            if runner.name == CPU:
+                raise
+            self._notify(f"the CPU runs a graph that {runner.name} cannot: {error}")
+            return open_on_cpu(model, given)
 
-    def _setup(self) -> ProviderSetup:
+    def _choice(self) -> tuple[Runner, float]:
         if self._chosen is None:
-            if self._fault:  # all setups were rejected before, even the CPU's
+            if self._fault:  # all runners were rejected before, even the CPU's
                 raise GraphError(self._fault)
             self._chosen = self._choose()
         return self._chosen
 
-    def _choose(self) -> ProviderSetup:
-        """Return the first provider setup that passes the self-test."""
-        setups = setups_of(self._asked, self._available())
-        if self._asked and setups[0].provider is not self._asked:
+    def _choose(self) -> tuple[Runner, float]:
+        """Return the fastest of the wanted runners that pass the self-test, with its speed."""
+        cpu, *others = self._available()
+        wanted = [
+            runner
+            for runner in others
+            if self._asked in (runner.name, runner.name.partition(":")[0])
+            or (self._asked == AUTO and runner.name != "torch:cpu")
+        ]
+        if self._asked not in (AUTO, CPU) and not wanted:
+            there = ", ".join(runner.name for runner in (cpu, *others))
             self._notify(
-                f"ONNX Runtime has no {self._asked.value} here, so the CPU runs graphs; install a "
-                f"build that has it, or leave out --provider {self._asked.value}"
+                f"there is no {self._asked} here, so the CPU runs graphs; --runner takes {there}"
             )
-        for setup in setups:
-            fault = self._fault_of(setup)
-            if fault is None:
-                return setup
-            self._fault = f"{setup} does not run graphs: {fault}"
-            self._notify(self._fault)
-        raise GraphError(self._fault)
+        if self._asked in (AUTO, CPU):
+            wanted.append(cpu)
+        fastest = self._fastest(wanted) or (self._fastest([cpu]) if cpu not in wanted else None)
+        if fastest is None:
+            raise GraphError(self._fault)
+        return fastest
 
-    def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Return the reason why a setup fails the self-test, or None if the setup passes."""
-        try:
-            found = accuracy(lambda model: self._open(model, setup))
-        except GraphError as error:
-            return str(error)
-        if not found.full:
-            return (
-                f"in its self-test it is off by {found.error:.0e} ({found.trial}), and fp32 by "
-                f"less than {LARGEST_ERROR:.0e}"
-            )
-        self._notify(
-            f"{setup} runs graphs; in its self-test it is off by {found.error:.0e} at most "
-            f"({found.trial})"
-        )
-        return None
+    def _fastest(self, wanted: Sequence[Runner]) -> tuple[Runner, float] | None:
+        every = [examined(runner, self._speed) for runner in wanted]
+        for one in every:
+            self._notify(one.text)
+        usable = [one for one in every if not one.fault]
+        if not usable:
+            self._fault = every[-1].text if every else self._fault
+            return None
+        fastest = max(usable, key=lambda one: one.flops_per_s)
+        if len(usable) > 1:
+            self._notify(f"{fastest.runner.name} is the fastest, so it runs graphs")
+        return fastest.runner, fastest.flops_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The result of a runner's self-test, and its throughput in a layer.
+
+    Attributes:
+        fault: why the runner must not be used; empty if it passed.
+        text: the result as a sentence without a full stop, for the user.
+    """
+
+    runner: Runner
+    fault: str
+    text: str
+    flops_per_s: float = 0.0
+
+
+def examined(runner: Runner, speed: Callable[[MakeGraph], float] | None = None) -> Examined:
+    """Test a runner's precision, and measure its speed if it passes.
+
+    Args:
+        speed: measures the throughput in a layer; `measured_graphs` by default.
+    """
+    try:
+        found = accuracy(lambda model: runner.open(model, ()))
+    except GraphError as error:
+        return Examined(runner, str(error), f"{runner.name} does not run graphs: {error}")
+    off = f"in its self-test it is off by {found.error:.0e}"
+    if not found.full:
+        fault = f"{off} ({found.trial}), and fp32 by less than {LARGEST_ERROR:.0e}"
+        return Examined(runner, fault, f"{runner.name} does not run graphs: {fault}")
+    flops_per_s = (speed or measured_graphs)(runner.open)
+    text = f"{runner.name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
+    return Examined(runner, "", text, flops_per_s)
 
 
 LARGEST_ERROR: Final = 2e-5
-"""Relative error at which a provider is rejected. In the trials, the error of fp32 is at most 2e-6,
+"""Relative error at which a runner is rejected. In the trials, the error of fp32 is at most 2e-6,
 and the error of TF32 is 3e-4."""
 
 _SEED: Final = 20
@@ -166,8 +236,8 @@ class Trial:
     wanted: Mapping[str, Array]
     each: bool = False
 
-    def error(self, graph: GraphSession) -> float:
-        """Run the trial and return the largest relative error (infinite for NaN or bad shapes)."""
+    def error(self, graph: OpenGraph) -> float:
+        """Run the trial; return the largest relative error (infinity for NaN or a wrong shape)."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -188,8 +258,8 @@ class Accuracy:
         return self.error < LARGEST_ERROR
 
 
-def accuracy(open_graph: Callable[[bytes], GraphSession]) -> Accuracy:
-    """Run all trials and return the worst result. `open_graph` opens a session for a model."""
+def accuracy(open_graph: Callable[[bytes], OpenGraph]) -> Accuracy:
+    """Run all trials and return the worst result; `open_graph` opens a session for a model."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from cleave import arrays
-from cleave.arrays import Array, DType
+from cleave.arrays import DType
 from cleave.machine.backends import StoredArray, as_buffer
+from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_memory import GivenInput, GraphMemory
-from cleave.machine.graph_narrowing import narrowed
-from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_session import GraphError, OpenGraph
 
 # Element types of arrays that are not floating-point, which only graphs can take as inputs.
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
@@ -28,7 +28,7 @@ class StoredGraph:
     model: bytes | memoryview
     nbytes: int
     memory: GraphMemory | None = None
-    session: GraphSession | None = None
+    session: OpenGraph | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,7 @@ class StoredIndices:
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
     nbytes: int
+    uploaded: Any = None  # see `StoredArray`
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class Kept:
 
     Attributes:
         nbytes: size in bytes, as declared by the PS.
-        value: the output array; None until it is computed.
+        value: the output array, in the memory of the processor that computed it; None until then.
         replaces: older output with the same ID, which is an input of the run that computes this
             output; None after the run, or if this output replaces no older output.
         returned: whether a `result` message shares the array's memory. If so, the memory must not
@@ -54,7 +55,7 @@ class Kept:
     """
 
     nbytes: int
-    value: Array | None = None
+    value: Any = None
     replaces: Kept | None = None
     returned: bool = False
 
@@ -68,6 +69,7 @@ class Concatenated:
     columns: int
     dtype: DType
     nbytes: int
+    uploaded: Any = None  # see `StoredArray`
     _whole: arrays.Buffer | None = None
 
     def buffer(self) -> arrays.Buffer:
@@ -125,22 +127,12 @@ class FetchRun:
         return self.rows * self.columns * self.out.itemsize
 
 
-MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
-"""Opens a session for a graph. The second argument is the dtype of each input, or None if the input
-is not floating-point."""
-
-
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
-
-
-def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a CPU session. `given` is each input's dtype, or None if it is not floating-point."""
-    return GraphSession(narrowed(model, given))
 
 
 def run_graph(
     order: GraphRun,
-    make_session: MakeSession = open_on_cpu,
+    make_session: MakeGraph = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
     """Run a graph, store its outputs and return the run time in seconds.
@@ -180,17 +172,14 @@ def _given(array: GraphInput) -> GivenInput:
         return GivenInput(None)
     if isinstance(array, StoredArray | Concatenated):
         return GivenInput(array.rows * array.columns, array.dtype is not DType.FP32)
-    return GivenInput(_value(array).size)
+    return GivenInput(_elements(_value(array)))
 
 
-def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
+def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
     session = _session(order, make_session)
     began_s = time.perf_counter()
     inputs = dict(zip(session.inputs, order.inputs, strict=True))
-    feed = {
-        name: _shaped(session.inputs[name], given, session.narrow.get(name))
-        for name, given in inputs.items()
-    }
+    feed = {name: _fed(session, name, given) for name, given in inputs.items()}
     outputs = zip(session.outputs, order.outputs, strict=True)
     wanted = {name: kept for name, kept in outputs if kept is not None}
     into = {
@@ -198,7 +187,7 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
         for output, kept in wanted.items()
         if output in session.in_place and _may_write(inputs[session.in_place[output]], kept)
     }
-    if into or session.narrow:
+    if into or session.narrow or session.resident:
         found = session.run_into(feed, into, list(wanted))
     else:
         found = session.run(feed, list(wanted))
@@ -212,8 +201,8 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
     return time.perf_counter() - began_s
 
 
-def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the session of a request's graph, reopening it if an input's dtype has changed."""
+def _session(order: GraphRun, make_session: MakeGraph) -> OpenGraph:
+    """Return the session of a request's graph; reopen the session if an input's dtype changed."""
     given = [
         array.dtype if isinstance(array, StoredArray | Concatenated) else None
         for array in order.inputs
@@ -239,20 +228,30 @@ def _may_write(given: GraphInput, output: Kept) -> bool:
 def fetch(order: FetchRun) -> memoryview:
     """Return the requested rows as bytes, or raise GraphError if the array lacks them."""
     value = _value(order.array)
-    rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
-    if rows is None or value.dtype != np.float32 or order.first_row + order.rows > len(rows):
+    rows = value.reshape(-1, order.columns) if _elements(value) % order.columns == 0 else None
+    is_fp32 = str(value.dtype).endswith("float32")
+    if rows is None or not is_fp32 or order.first_row + order.rows > len(rows):
         raise GraphError(
-            f"an array of shape {value.shape} has no rows {order.first_row} to "
+            f"an array of shape {tuple(value.shape)} has no rows {order.first_row} to "
             f"{order.first_row + order.rows} of {order.columns} columns"
         )
     part = rows[order.first_row : order.first_row + order.rows]
+    if not isinstance(part, np.ndarray):  # a tensor of PyTorch
+        part = part.cpu().numpy()
     if isinstance(order.array, Kept) and order.out is DType.FP32:
         order.array.returned = True
     return arrays.Buffer(arrays.narrow(part, order.out), order.out).pack()
 
 
-def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
-    """Return a stored array as a numpy array, with floating-point elements upcast to fp32."""
+def _elements(value: Any) -> int:
+    return int(value.size if isinstance(value, np.ndarray) else value.numel())
+
+
+def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Any:
+    """Return a stored array, with floating-point elements upcast to fp32.
+
+    The result of a run is in the memory of its processor; other arrays are numpy arrays.
+    """
     if isinstance(given, Kept):
         if given.value is None:
             raise GraphError("an array is not here: what was to compute it failed")
@@ -272,8 +271,27 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
     return buffer
 
 
-def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Array:
-    """Return the array for a graph input, reshaped to `shape`; zeros if `given` is None."""
+def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
+    """Return the array for a graph input in the memory of the session's processor.
+
+    An array that the PS sent is uploaded once.
+    """
+    shape, narrow = session.inputs[name], session.narrow.get(name)
+    if isinstance(given, Kept) or not session.resident:
+        value = _shaped(shape, given, narrow)
+        if isinstance(value, np.ndarray):
+            return session.upload(value)
+        return value if session.resident else value.cpu().numpy()
+    if given is None:
+        return session.upload(_shaped(shape, given, narrow))
+    if given.uploaded is None or given.uploaded[0] != narrow:
+        given.uploaded = narrow, session.upload(_shaped(shape, given, narrow))
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return given.uploaded[1].reshape(sizes)
+
+
+def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Any:
+    """Return the array for a graph input in the graph's shape; zeros if `given` is None."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if given is None:
         return np.zeros(sizes, np.float32)

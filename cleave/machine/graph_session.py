@@ -4,108 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cleave.arrays import DType
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError
 from cleave.machine.onnx_graph import ProtobufError, read_graph
 
-
-class Provider(Enum):
-    """An execution provider of ONNX Runtime. Each value is the provider's command-line name."""
-
-    CUDA = "cuda"
-    COREML = "coreml"
-    DIRECTML = "directml"
-    CPU = "cpu"
-
-
-AUTO: Final = "auto"  # name that selects the best available provider on the command line
-
-_RUNTIME_NAMES: Final = {
-    Provider.CUDA: "CUDAExecutionProvider",
-    Provider.COREML: "CoreMLExecutionProvider",
-    Provider.DIRECTML: "DmlExecutionProvider",
-    Provider.CPU: "CPUExecutionProvider",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderSetup:
-    """An execution provider and its options in ONNX Runtime."""
-
-    provider: Provider
-    options: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def runtime_name(self) -> str:
-        """Return ONNX Runtime's name for the provider."""
-        return _RUNTIME_NAMES[self.provider]
-
-    def __str__(self) -> str:
-        """Return the provider's command-line name, followed by the options if there are any."""
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return self.provider.value + (f" ({options})" if options else "")
-
-
-CPU_SETUP: Final = ProviderSetup(Provider.CPU)
-
-SETUPS: Final = (
-    # By default CUDA uses TF32, which keeps only 10 bits of the operands' mantissas.
-    ProviderSetup(Provider.CUDA, {"use_tf32": "0"}),
-    # The older model format and Apple's neural engine compute in 16 bits.
-    ProviderSetup(
-        Provider.COREML,
-        {
-            "ModelFormat": "MLProgram",
-            "MLComputeUnits": "CPUAndGPU",
-            "AllowLowPrecisionAccumulationOnGPU": "0",
-        },
-    ),
-    ProviderSetup(Provider.COREML, {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly"}),
-    ProviderSetup(Provider.DIRECTML),
-    # Metacommands are kernels of the GPU driver, which may be less precise.
-    ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
-    CPU_SETUP,
-)
-"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
-For each provider, the fastest setup comes first."""
-
-
-def parse_provider(name: str) -> Provider | None:
-    """Return the provider with this name, or None for `auto`; raise UsageError if unknown."""
-    if name == AUTO:
-        return None
-    try:
-        return Provider(name)
-    except ValueError:
-        known = ", ".join([AUTO, *(provider.value for provider in reversed(Provider))])
-        raise UsageError(
-            f"--provider {name!r} is no provider of graphs; use one of {known}"
-        ) from None
-
-
-def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the provider setups to try, best first. The last setup is always the CPU's.
-
-    Args:
-        asked: the only provider other than the CPU that may be used; None to allow all providers.
-        runtime_names: names of the available providers in ONNX Runtime.
-    """
-    return tuple(
-        setup
-        for setup in SETUPS
-        if setup is CPU_SETUP
-        or (setup.runtime_name in runtime_names and asked in (None, setup.provider))
-    )
+CPU_PROVIDER: Final = "CPUExecutionProvider"
 
 
 def additions(model: bytes) -> Mapping[str, str]:
@@ -145,8 +55,54 @@ class GraphError(CleaveError):
     """A graph cannot be run on this machine."""
 
 
+class OpenGraph(Protocol):
+    """A graph that can be run on one processor of this machine.
+
+    Attributes:
+        inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
+        outputs: the outputs' names.
+        narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
+        in_place: maps the name of each output that may overwrite an input to the name of that input
+            (see `run_into`).
+        resident: whether `run_into` takes arrays that `upload` returned, and returns such arrays.
+            They are in the processor's memory.
+    """
+
+    inputs: Mapping[str, Sequence[int | str]]
+    outputs: tuple[str, ...]
+    narrow: Mapping[str, DType]
+    in_place: Mapping[str, str]
+    resident: bool
+
+    def run(
+        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
+
+    def run_into(
+        self,
+        given: Mapping[str, Any],
+        into: Mapping[str, Any],
+        wanted: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Run the graph, writing some outputs to the memory of inputs.
+
+        Args:
+            given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
+            into: maps each output to write in place to the array to overwrite, which must be the
+                array in `given` for the input `in_place[output]`.
+            wanted: names of the outputs to return; None for all outputs.
+
+        Raises:
+            GraphError: if the run fails. The arrays in `into` then have undefined elements.
+        """
+
+    def upload(self, array: Array) -> Any:
+        """Copy an array to the processor's memory; bf16 elements are uint16."""
+
+
 class GraphSession:
-    """An ONNX Runtime session for one graph, optimized for this machine.
+    """A graph that ONNX Runtime runs on the CPU.
 
     The first session imports ONNX Runtime, which takes 0.25 s and 20 MB of memory.
 
@@ -154,29 +110,20 @@ class GraphSession:
         model: serialized ONNX model. References to external files are blocked.
         threads: number of threads. None uses the value of `OMP_NUM_THREADS`, as numpy and torch do,
             or else the number of cores.
-        setup: the execution provider. The CPU runs operations that the provider does not support.
-        shares_memory: whether to allocate from the arena that the sessions of this process share.
-            The arena is never freed. If false, the session keeps the memory of its largest run.
+        shares_memory: whether to allocate from the arena that sessions of this process share, which
+            is never freed. Otherwise the session keeps the memory of its largest run.
 
     Attributes:
-        inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
-        narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
-        in_place: maps the name of each output that may overwrite an input to the name of that input
-            (see `run_into`).
-        on_cpu: number of operations, by name, that the CPU runs instead of the provider; empty if
-            ONNX Runtime is too old to report these operations.
+        inputs, outputs, narrow, in_place, resident: see `OpenGraph`.
 
     Raises:
-        GraphError: if ONNX Runtime is missing, lacks the provider or refuses the model.
+        GraphError: if ONNX Runtime is missing or refuses the model.
     """
 
+    resident = False
+
     def __init__(
-        self,
-        model: bytes,
-        threads: int | None = None,
-        setup: ProviderSetup = CPU_SETUP,
-        *,
-        shares_memory: bool = True,
+        self, model: bytes, threads: int | None = None, *, shares_memory: bool = True
     ) -> None:
         try:
             import onnxruntime
@@ -206,20 +153,12 @@ class GraphSession:
         options.add_session_config_entry("session.load_model_format", "ONNX")
         # Spinning threads would slow down other processes of this machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        providers = [(setup.runtime_name, dict(setup.options))]
-        if setup != CPU_SETUP:
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-            providers.append((CPU_SETUP.runtime_name, {}))
         try:
-            # Disable the automatic fallback to the CPU, because it prints the failure.
             self._session = onnxruntime.InferenceSession(
-                model, options, providers, enable_fallback=0, disabled_optimizers=disabled
+                model, options, [CPU_PROVIDER], disabled_optimizers=disabled
             )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
             raise GraphError(f"ONNX Runtime refuses the graph: {_first_line(error)}") from None
-        if setup.runtime_name not in self._session.get_providers():
-            raise GraphError(f"ONNX Runtime cannot load {setup} here")
-        self.on_cpu: Mapping[str, int] = _on_cpu(self._session) if setup != CPU_SETUP else {}
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -229,7 +168,7 @@ class GraphSession:
             for given in self._session.get_inputs()
             if given.type in _NARROW
         }
-        self.in_place: Mapping[str, str] = self._in_place(model) if setup == CPU_SETUP else {}
+        self.in_place: Mapping[str, str] = self._in_place(model)
 
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
@@ -259,17 +198,7 @@ class GraphSession:
         into: Mapping[str, Array],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Run the graph on the CPU, writing some outputs to the memory of inputs.
-
-        Args:
-            given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
-            into: maps each output to write in place to the array to overwrite, which must be the
-                array in `given` for the input `in_place[output]`.
-            wanted: names of the outputs to return; None for all outputs.
-
-        Raises:
-            GraphError: if the run fails. The arrays in `into` then have undefined elements.
-        """
+        """Run the graph, writing some outputs to the memory of inputs; see `OpenGraph`."""
         import onnxruntime
 
         values, binding = {}, self._session.io_binding()
@@ -295,6 +224,10 @@ class GraphSession:
             for name, value in zip(wanted or self.outputs, found, strict=True)
         }
 
+    def upload(self, array: Array) -> Array:
+        """Return the array itself, which is in the processor's memory."""
+        return array
+
     def _in_place(self, model: bytes) -> dict[str, str]:
         """Map each output that may overwrite an fp32 input of equal fixed shape to that input."""
         try:
@@ -310,17 +243,6 @@ class GraphSession:
             and outputs[output].shape == inputs[name].shape
             and all(isinstance(size, int) for size in inputs[name].shape)
         }
-
-
-def _on_cpu(session: Any) -> Counter[str]:
-    """Count the operations that the CPU runs, by operation name."""
-    tell = getattr(session, "get_provider_graph_assignment_info", None)
-    return Counter(
-        node.op_type
-        for part in (tell() if tell else ())
-        if part.ep_name == CPU_SETUP.runtime_name
-        for node in part.get_nodes()
-    )
 
 
 @cache

@@ -20,6 +20,7 @@ from cleave.protocol import limits
 from cleave_cli.render.text import printable
 
 _MOST_THREADS = 1024
+_OF_ACCELERATOR = 0.9  # share of an accelerator's free memory to offer
 
 Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FILE with this URL.")]
 Name = Annotated[str, Option(help="Name of this device.")]
@@ -32,10 +33,13 @@ BackendName = Annotated[
         "(--executor is the old name.)",
     ),
 ]
-ProviderName = Annotated[
+RunnerName = Annotated[
     str,
     Option(
-        "--provider", help="Provider for graphs of layers: auto, cpu, cuda, coreml or directml."
+        "--runner",
+        "--provider",
+        help="What runs graphs of layers: auto, cpu, torch, torch:cpu, cuda, mps or xpu. "
+        "(--provider is the old name.)",
     ),
 ]
 Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
@@ -61,7 +65,7 @@ def join(
     url: Url,
     name: Name = "",
     backend: BackendName = "auto",
-    provider: ProviderName = "auto",
+    runner: RunnerName = "auto",
     memory: Memory = "1000",
     threads: Threads = 0,
     cores: Cores = 0,
@@ -120,9 +124,8 @@ def join(
     from cleave.device.session import DeviceSession, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
-    from cleave.machine.graph_choice import GraphChoice
-    from cleave.machine.graph_session import parse_provider
-    from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
+    from cleave.machine.graph_choice import GraphChoice, known_runner
+    from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import (
         PowerMeter,
@@ -137,7 +140,7 @@ def join(
     from cleave.transport.join_url import parse_join_url, read_url
 
     known_name(backend)
-    asked = parse_provider(provider)
+    asked = known_runner(runner)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
@@ -196,10 +199,11 @@ def join(
     server_selection = ServerSelection()
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
-        nonlocal in_graphs
+        nonlocal in_graphs, memory_bytes
         if not chosen:
             if memory_bytes >= LEAST_MEMORY_BYTES:
-                in_graphs = measured_graphs(graphs)
+                in_graphs = graphs.flops_per_s
+                memory_bytes = int(min(memory_bytes, _OF_ACCELERATOR * graphs.memory_bytes))
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
         # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))

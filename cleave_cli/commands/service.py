@@ -39,7 +39,7 @@ def install(
     url: join.Url,
     name: join.Name = "",
     backend: join.BackendName = "auto",
-    provider: join.ProviderName = "auto",
+    runner: join.RunnerName = "auto",
     memory: join.Memory = "1000",
     threads: join.Threads = 0,
     cores: join.Cores = 0,
@@ -70,13 +70,13 @@ def install(
       cleave service install @join.url --when always --print
     """
     from cleave.machine.backends import known_name
-    from cleave.machine.graph_session import parse_provider
+    from cleave.machine.graph_choice import known_runner
     from cleave.transport.join_url import parse_join_url, read_url
 
     secret = read_url(url)
     parse_join_url(secret)
     known_name(backend)
-    parse_provider(provider)
+    known_runner(runner)
     join.known_threads(threads)
     if cores:
         owner.cores_to_lend(cores)
@@ -91,7 +91,7 @@ def install(
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
         "--idle-after": f"{idle_after:g}", "--max-data": max_data, "--memory": memory,
         "--cores": cores,
-        "--threads": threads, "--backend": backend, "--provider": provider,
+        "--threads": threads, "--backend": backend, "--runner": runner,
         "--name": name, "--profile": profile,
     }  # fmt: skip
     options = [f"{option}={value}" for option, value in given.items() if value]

@@ -17,7 +17,6 @@ from cleave.arrays import DType
 from cleave.machine import sensors as machine
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.graph_choice import GraphChoice
-from cleave.machine.graph_speed import measured_graphs
 from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
 from profiles.measuring import contention
@@ -315,7 +314,7 @@ def measure_device(
     sleep: Callable[[float], None] = time.sleep,
     sensors: Sensors | None = None,
     timer: TileTimer | None = None,
-    graphs: Callable[[GraphChoice, Clock], float] = measured_graphs,
+    graphs: Callable[[], float] = lambda: GraphChoice().flops_per_s,
 ) -> schema.DeviceProfile:
     """Measure this machine for about `settings.total_s` seconds and return its device profile.
 
@@ -376,7 +375,7 @@ def measure_device(
         f"measured, {backend.name}",
     )
     progress("a layer's graph", over_s + settings.grid_s)
-    in_graphs = graphs(GraphChoice(), clock)
+    in_graphs = graphs()
     kind = settings.kind
     if kind is None:
         kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
@@ -398,7 +397,7 @@ def measure_device(
         ),
         compute=compute,
         memory=_memory(settings, here),
-        graphs=schema.GraphProfile(float(f"{in_graphs:.4g}"), "measured, a layer by ONNX Runtime")
+        graphs=schema.GraphProfile(float(f"{in_graphs:.4g}"), "measured, a layer's graph")
         if in_graphs
         else None,
         sustained=sustained,

@@ -277,7 +277,7 @@ def test_print_touches_nothing_and_hides_the_credential(home: Path) -> None:
 def test_the_printed_options_are_those_of_join(home: Path) -> None:
     every = [
         "--when=always", "--hours=1-2", "--max-temp=80", "--idle-after=3", "--memory=1GB",
-        "--max-data=5GB/day", "--cores=1", "--threads=1", "--backend=numpy", "--provider=cpu",
+        "--max-data=5GB/day", "--cores=1", "--threads=1", "--backend=numpy", "--runner=cpu",
         "--name=x",
     ]  # fmt: skip
     printed = CliRunner().invoke(
@@ -295,7 +295,7 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
         ([URL, "--hours", "9"], "22-7"),
         ([URL, "--memory", "x"], "50%"),
         ([URL, "--backend", "abacus"], "unknown backend"),
-        ([URL, "--provider", "tpu"], "--provider 'tpu' is no provider.*use one of auto, cpu, dir"),
+        ([URL, "--runner", "tpu"], "--runner 'tpu' runs no graphs; use one of auto, cpu, torch"),
         ([URL, "--threads", "-5"], "--threads -5"),
         ([URL, "--cores", "4000"], "--cores 4000 is not there"),
         ([URL, "--name", 5000 * "x"], "--name has 5,000 characters"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
+from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from tests.faults.plan import Fault
@@ -278,11 +281,48 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     assert found == pytest.approx(prepared.plain_losses(), rel=1e-4)
 
 
-@pytest.mark.parametrize("provider", [pytest.param("auto", marks=pytest.mark.nightly), "cpu"])
-def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
+@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
+def test_devices_with_other_runners_train_alike_and_none_is_accused(dtype: DType) -> None:
+    """All results are audited, by ONNX Runtime. Two of four devices run graphs in PyTorch."""
+    prepared = Prepared()
+    auditor = Auditor(1.0, random.Random(1))
+    options = ("--backend", "numpy", "--threads", "1", "--json")
+    with cleave.serve(stages_on="any") as server, ExitStack() as devices:
+        for runner in ("cpu", "torch:cpu") * 2:
+            joining = started("join", server.url, "--runner", runner, *options)
+            devices.enter_context(joining)
+        server.fleet.wait_for(4, WAIT_S)
+        work = ModelWork(prepared.model, prepared.graphs, dtype)
+        runtime = server.fleet.runtime
+        ps = PsCompute(1e11, 0.0)
+        staged = StagedModel(work, runtime, EvenStages(loss=True), ps, auditor=auditor)
+
+        def gradients(ids: Tensor) -> float:
+            loss = staged.gradients(rows(ids))
+            assert not isinstance(loss, NotByStages)
+            return loss
+
+        found = trained(prepared.model, gradients, prepared.batches, clip=1.0)
+        staged.close()
+    within = 1e-5 if dtype is DType.FP32 else 2e-2
+    assert found == pytest.approx(prepared.plain_losses(), rel=within)
+    assert auditor.counters.outputs > 0
+    assert auditor.counters.sums > 0
+    assert auditor.counters.faults == 0
+
+
+@pytest.mark.parametrize(
+    ("runner", "named"),
+    [
+        pytest.param("auto", "cpu", marks=pytest.mark.nightly),
+        ("cpu", "cpu"),
+        ("torch", "torch:cpu"),
+    ],
+)
+def test_a_device_says_what_runs_its_graphs(runner: str, named: str) -> None:
     prepared = Prepared()
     ids = prepared.batches[0]
-    device = ("--provider", provider, "--backend", "numpy", "--threads", "1", "--json")
+    device = ("--runner", runner, "--backend", "numpy", "--threads", "1", "--json")
     with (
         cleave.serve(stages_on="any") as server,
         started("join", server.url, *device) as (_, lines),
@@ -297,6 +337,5 @@ def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
         found = staged.gradients(rows(ids))
         staged.close()
     assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
-    assert "runs graphs; in its self-test it is off by" in said
-    if provider == "cpu":
-        assert said.startswith("cpu ")
+    assert said.startswith(f"{named} runs graphs at ")
+    assert "GFLOP/s; in its self-test it is off by" in said

@@ -1,4 +1,4 @@
-"""Which provider runs graphs. Only the CPU's is here; others are that one, made worse."""
+"""What runs graphs. Only CPUs are here; others are ONNX Runtime's, made worse."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from cleave.arrays import DType
 from cleave.errors import UsageError
-from cleave.machine.graph_choice import LARGEST_ERROR, GraphChoice, accuracy, installed, trials
-from cleave.machine.graph_session import (
-    CPU_SETUP,
-    SETUPS,
-    GraphError,
-    GraphSession,
-    Provider,
-    ProviderSetup,
-    parse_provider,
-    setups_of,
+from cleave.machine.graph_choice import (
+    AUTO,
+    CPU,
+    LARGEST_ERROR,
+    GraphChoice,
+    Runner,
+    accuracy,
+    examined,
+    known_runner,
+    runners,
+    trials,
 )
+from cleave.machine.graph_session import GraphError, GraphSession
 from tests.onnx_models import adding
 
 Array = npt.NDArray[Any]
 
-ALL: Final = tuple(dict.fromkeys(setup.runtime_name for setup in SETUPS))
+ALL: Final = {CPU: 2e11, "torch:cpu": 1e11, "torch:cuda": 5e13, "torch:mps": 1e13}
 
 
 def _exactly(array: Array) -> Array:
@@ -77,41 +81,41 @@ def _cpu(model: bytes) -> GraphSession:
 
 @dataclass
 class _Machine:
-    """A machine with some providers.
+    """A machine with some runners.
 
     Attributes:
-        there: which providers it has.
+        there: names of its runners, and their speeds.
         given, found: what those beside the CPU round.
-        exact: setups that do not round.
+        exact: runners that do not round.
         refused: models that those beside the CPU cannot run; None for all.
-        on_cpu: what of every graph they leave to the CPU.
-        opened: the setups with which graphs were made ready.
+        opened: the runners with which graphs were opened.
         said: what its user was told.
     """
 
-    there: tuple[str, ...] = ALL
+    there: dict[str, float] = field(default_factory=lambda: dict(ALL))
     given: Callable[[Array], Array] = _exactly
     found: Callable[[Array], Array] = _exactly
-    exact: tuple[ProviderSetup, ...] = (CPU_SETUP,)
+    exact: tuple[str, ...] = (CPU,)
     refused: tuple[bytes, ...] | None = ()
-    on_cpu: dict[str, int] = field(default_factory=dict)
-    opened: list[ProviderSetup] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
-    def choice(self, asked: Provider | None = None) -> GraphChoice:
-        return GraphChoice(
-            asked, self.said.append, available=lambda: self.there, open_with=self.open
-        )
+    def choice(self, asked: str = AUTO) -> GraphChoice:
+        runners = {partial(self.open, name): name for name in self.there}
 
-    def open(self, model: bytes, setup: ProviderSetup) -> GraphSession:
-        self.opened.append(setup)
-        if setup != CPU_SETUP and (self.refused is None or model in self.refused):
+        def speed(opens: Any) -> float:
+            return self.there[runners[opens]]
+
+        every = [Runner(name, opens) for opens, name in runners.items()]
+        return GraphChoice(asked, self.said.append, available=lambda: every, speed=speed)
+
+    def open(self, name: str, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+        self.opened.append(name)
+        if name != CPU and (self.refused is None or model in self.refused):
             raise GraphError("its driver is missing")
         session = _Worse(model, threads=1)
-        if setup not in self.exact:
+        if name not in self.exact:
             session.given, session.found = self.given, self.found
-        if setup != CPU_SETUP:
-            session.on_cpu = self.on_cpu
         return session
 
 
@@ -157,21 +161,28 @@ def test_each_trial_notices_fewer_bits_by_itself(name: str) -> None:
 # --- the choice -------------------------------------------------------------------------------
 
 
-def test_the_best_provider_that_is_there_is_taken() -> None:
-    for there, best in (
-        (ALL, Provider.CUDA),
-        (ALL[1:], Provider.COREML),
-        (ALL[2:], Provider.DIRECTML),
-        (ALL[3:], Provider.CPU),
-        (("TensorrtExecutionProvider", *ALL[2:]), Provider.DIRECTML),
-        (("AzureExecutionProvider",), Provider.CPU),
-    ):
-        machine = _Machine(there)
-        machine.choice()(adding())
-        assert {setup.provider for setup in machine.opened} == {best}
-        (said,) = machine.said
-        assert said.startswith(best.value)
-        assert "runs graphs" in said
+@pytest.mark.parametrize(
+    ("there", "fastest"),
+    [
+        (ALL, "torch:cuda"),
+        (ALL | {"torch:mps": 1e15}, "torch:mps"),
+        ({CPU: 2e11, "torch:cpu": 1e15}, CPU),  # not compared unless asked for
+        ({CPU: 2e12, "torch:cuda": 1e12}, CPU),
+        ({CPU: 2e11}, CPU),
+    ],
+)
+def test_the_fastest_runner_is_taken(there: dict[str, float], fastest: str) -> None:
+    machine = _Machine(there)
+    choice = machine.choice()
+    choice(adding())
+    assert machine.opened[-1] == fastest
+    assert choice.flops_per_s == there[fastest]
+    compared = [name for name in there if name != "torch:cpu"]
+    told = [text for text in machine.said if " runs graphs at " in text]
+    assert sorted(text.partition(" ")[0] for text in told) == sorted(compared)
+    assert machine.said[len(compared) :] == (
+        [f"{fastest} is the fastest, so it runs graphs"] if len(compared) > 1 else []
+    )
 
 
 def test_it_is_chosen_once_and_at_the_first_graph() -> None:
@@ -180,112 +191,90 @@ def test_it_is_chosen_once_and_at_the_first_graph() -> None:
     assert not machine.opened
     for _ in range(3):
         choice(adding())
-    assert len(machine.opened) == len(list(trials())) + 3
-    assert len(machine.said) == 1
-
-
-def test_cuda_computes_in_full_precision() -> None:
-    machine = _Machine()
-    machine.choice()(adding())
-    assert {setup.options.get("use_tf32") for setup in machine.opened} == {"0"}
+    assert len(machine.opened) == 3 * len(list(trials())) + 3
+    assert len(machine.said) == 4
 
 
 @pytest.mark.parametrize("rounding", SHORT.values(), ids=SHORT)
-def test_a_provider_that_is_not_exact_is_passed_over(rounding: tuple[Any, Any]) -> None:
-    machine = _Machine(ALL, *rounding)
+def test_a_runner_that_is_not_exact_is_passed_over(rounding: tuple[Any, Any]) -> None:
+    machine = _Machine(dict(ALL), *rounding)
     session = machine.choice()(adding())
     x = np.array([[1 + 2**-20, 2, 3]], np.float32)
     np.testing.assert_array_equal(session.run({"x": x, "w": x[0]})["y"], 2 * x)
     *passed, taken = machine.said
-    assert [text.partition(" ")[0] for text in passed] == [
-        setup.provider.value for setup in SETUPS if setup != CPU_SETUP
-    ]
+    assert [text.partition(" ")[0] for text in passed] == ["torch:cuda", "torch:mps"]
     for text in passed:
         assert "does not run graphs: in its self-test it is off by" in text
         assert "fp32 by less than 2e-05" in text
-    assert taken.startswith("cpu runs graphs")
+    assert taken.startswith("cpu runs graphs at 200 GFLOP/s; in its self-test it is off by")
 
 
-@pytest.mark.parametrize("provider", [Provider.COREML, Provider.DIRECTML])
-def test_a_provider_is_set_to_full_precision_where_it_can_be(provider: Provider) -> None:
-    first, second = (setup for setup in SETUPS if setup.provider is provider)
-    machine = _Machine(ALL, _keeping(10), exact=(CPU_SETUP, second))
-    machine.choice(provider)(adding())
-    assert machine.opened[-1] == second
-    passed, taken = machine.said
-    assert passed.startswith(f"{first} does not")
-    assert taken.startswith(f"{second} runs graphs")
-
-
-def test_a_provider_that_does_not_start_is_passed_over() -> None:
+def test_a_runner_that_does_not_start_is_passed_over() -> None:
     machine = _Machine(refused=None)
     machine.choice()(adding())
-    assert machine.opened[-1] == CPU_SETUP
+    assert machine.opened[-1] == CPU
     assert machine.said[0].endswith("does not run graphs: its driver is missing")
 
 
-def test_the_cpu_runs_what_the_provider_cannot() -> None:
+def test_the_cpu_runs_what_the_runner_cannot() -> None:
     machine = _Machine(refused=(adding(),))
     session = machine.choice()(adding())
-    assert machine.opened[-2:] == [SETUPS[0], CPU_SETUP]
     assert session.run({"x": np.ones((1, 3), np.float32), "w": np.ones(3, np.float32)})
-    assert machine.said[1] == "the CPU runs a graph that cuda cannot: its driver is missing"
-
-
-def test_what_was_asked_for_is_taken() -> None:
-    machine = _Machine()
-    machine.choice(Provider.DIRECTML)(adding())
-    assert {setup.provider for setup in machine.opened} == {Provider.DIRECTML}
-    machine = _Machine()
-    machine.choice(Provider.CPU)(adding())
-    assert all(setup == CPU_SETUP for setup in machine.opened)
-    assert len(machine.said) == 1
-
-
-def test_what_was_asked_for_and_is_not_there_is_said() -> None:
-    machine = _Machine(ALL[3:])
-    machine.choice(Provider.CUDA)(adding())
-    assert machine.opened[-1] == CPU_SETUP
-    assert machine.said[0].startswith("ONNX Runtime has no cuda here, so the CPU runs graphs; ")
-
-
-def test_a_machine_on_which_nothing_is_exact_runs_no_graph() -> None:
-    machine = _Machine(ALL[3:], _keeping(10), exact=())
-    choice = machine.choice()
-    for _ in range(2):
-        with pytest.raises(GraphError, match="cpu does not run graphs: in its self-test it is off"):
-            choice(adding())
-    assert len(machine.said) == 1
-    assert len(machine.opened) == len(list(trials()))
-
-
-def test_the_providers_of_this_machine_are_known() -> None:
-    assert CPU_SETUP.runtime_name in installed()
-    GraphChoice(available=installed)(adding())
-
-
-def test_a_provider_that_cannot_be_loaded_is_no_provider() -> None:
-    """ONNX Runtime takes the CPU in its place, and only tells when it is asked."""
-    absent = next(setup for setup in SETUPS if setup.runtime_name not in installed())
-    with (
-        pytest.warns(UserWarning, match="not in available provider names"),
-        pytest.raises(GraphError, match=f"cannot load {absent.provider.value} "),
-    ):
-        GraphSession(adding(), 1, absent)
+    assert machine.said[-1] == "the CPU runs a graph that torch:cuda cannot: its driver is missing"
 
 
 @pytest.mark.parametrize(
-    ("name", "provider"), [("auto", None), *((provider.value, provider) for provider in Provider)]
+    ("asked", "tested"),
+    [
+        (CPU, {CPU}),
+        ("torch:mps", {"torch:mps"}),
+        ("torch:cpu", {"torch:cpu"}),
+        ("torch", {"torch:cpu", "torch:cuda", "torch:mps"}),
+    ],
 )
-def test_users_name_providers(name: str, provider: Provider | None) -> None:
-    assert parse_provider(name) is provider
-    assert setups_of(provider, ALL)[0].provider is (provider or Provider.CUDA)
-    assert setups_of(provider, ALL)[-1] is CPU_SETUP
+def test_what_was_asked_for_is_taken(asked: str, tested: set[str]) -> None:
+    machine = _Machine()
+    machine.choice(asked)(adding())
+    assert set(machine.opened) == tested
+    assert machine.opened[-1] == max(tested, key=lambda name: ALL[name])
 
 
-def test_an_unknown_provider_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'tpu'.* use one of auto, cpu, directml, coreml, cuda"):
-        parse_provider("tpu")
+def test_what_was_asked_for_and_is_not_there_is_said() -> None:
+    machine = _Machine({CPU: 2e11})
+    machine.choice("torch:cuda")(adding())
+    assert machine.opened[-1] == CPU
+    assert machine.said[0] == (
+        "there is no torch:cuda here, so the CPU runs graphs; --runner takes cpu"
+    )
+
+
+@pytest.mark.parametrize("asked", ["torch:cuda", CPU, AUTO])
+def test_a_machine_on_which_nothing_is_exact_runs_no_graph(asked: str) -> None:
+    machine = _Machine({CPU: 2e11, "torch:cuda": 1e12}, _keeping(10), exact=())
+    choice = machine.choice(asked)
+    for _ in range(2):
+        with pytest.raises(GraphError, match="cpu does not run graphs: in its self-test it is off"):
+            choice(adding())
+    assert choice.flops_per_s == 0
+    assert len(machine.said) == (1 if asked == CPU else 2)
+
+
+def test_the_runners_of_this_machine_are_exact() -> None:
+    every = [examined(runner, lambda _: 1e9) for runner in runners()]
+    assert [one.runner.name for one in every][:2] == ["cpu", "torch:cpu"]
+    assert not any(one.fault for one in every), every
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("auto", AUTO), ("cpu", CPU), ("cuda", "torch:cuda"), ("torch", "torch")]
+)
+def test_users_name_runners(name: str, known: str) -> None:
+    assert known_runner(name) == known
+
+
+def test_an_unknown_runner_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--runner 'tpu' runs no graphs; use one of auto, cpu, "):
+        known_runner("tpu")
 
 
 def test_a_device_imports_onnx_runtime_at_its_first_graph() -> None:

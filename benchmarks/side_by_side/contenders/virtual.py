@@ -17,8 +17,7 @@ from cleave.device.host.policy import parse_memory
 
 _SPEED: Final = """
 from cleave.machine.graph_choice import GraphChoice
-from cleave.machine.graph_speed import measured_graphs
-print(measured_graphs(GraphChoice()))
+print(GraphChoice().flops_per_s)
 """
 
 

@@ -1,0 +1,369 @@
+"""Runs graphs in PyTorch, on an accelerator or on the CPU."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cleave.arrays import Array, DType
+from cleave.machine.graph_session import GraphError, additions
+from cleave.machine.torch_operations import Operation, OperationError, operation
+
+# Operations whose inputs after the first are sizes, which stay on the CPU.
+_SIZED: Final = frozenset(
+    (
+        *("ConstantOfShape", "CumSum", "Expand", "Pad", "Range", "Reshape", "Slice", "Split"),
+        *("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze"),
+        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    )
+)
+_NARROW: Final = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A matrix product that is not computed yet, because it is only added to another matrix."""
+
+    a: Tensor
+    b: Tensor
+
+    def added_to(self, total: Tensor, *, in_place: bool) -> Tensor:
+        """Return the sum of a matrix and this product, in the matrix's memory if `in_place`."""
+        if self.a.dim() != 2 or self.b.dim() != 2 or total.dim() != 2:
+            product = self.a @ self.b
+            return total.add_(product) if in_place else total + product
+        return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
+
+
+_Value: TypeAlias = Tensor | _Product | None
+_Arrays: TypeAlias = dict[str, _Value]
+
+
+@dataclass(slots=True)
+class _Step:
+    """An operation of a graph.
+
+    Attributes:
+        run: computes the operation; None for the operations with subgraphs.
+        ended: names of the arrays that no later operation uses.
+    """
+
+    name: str
+    run: Operation | None
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    attributes: Mapping[str, Any]
+    ended: Sequence[str] = ()
+
+
+class TorchSession:
+    """A graph that PyTorch runs (see `cleave.machine.graph_session.OpenGraph`).
+
+    Results of `run_into` stay on the processor, as tensors that later runs take as inputs.
+
+    Args:
+        model: serialized ONNX model, which passed `check_graph`.
+        given: dtype of each graph input, in order; None for inputs that are not floating-point.
+            Inputs of fixed shape in a 16-bit dtype are upcast where they are used.
+        processor: name of a torch device, such as `cuda:0`, `mps` or `cpu`.
+
+    Attributes:
+        inputs, outputs, narrow, in_place, resident: see `OpenGraph`.
+
+    Raises:
+        GraphError: if PyTorch or the `onnx` package is missing, or an operation is not supported.
+
+    Example:
+        >>> session = TorchSession(model, processor="cuda")
+        >>> y = session.run({"x": x})["y"]
+    """
+
+    resident = True
+
+    def __init__(
+        self, model: bytes, given: Sequence[DType | None] = (), processor: str = "cpu"
+    ) -> None:
+        try:
+            import onnx
+        except ImportError as error:
+            raise GraphError(f"PyTorch cannot read graphs: {error}") from None
+        try:
+            graph = onnx.load_from_string(model).graph
+            self._processor = torch.device(processor)
+            self._program = _Program(graph, self._processor)
+        except OperationError as error:
+            raise GraphError(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - errors of onnx have no common base class
+            raise GraphError(f"PyTorch cannot open the graph: {error}"[:300]) from None
+        self.inputs: Mapping[str, Sequence[int | str]] = {
+            given.name: tuple(
+                size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim
+            )
+            for given in graph.input
+            if given.name not in self._program.constants
+        }
+        self.outputs = tuple(output.name for output in graph.output)
+        dtypes = dict(zip(self.inputs, given, strict=False))
+        self.narrow: Mapping[str, DType] = {
+            name: dtype
+            for name, dtype in dtypes.items()
+            if dtype in _NARROW and all(isinstance(size, int) for size in self.inputs[name])
+        }
+        self.in_place: Mapping[str, str] = {
+            output: name
+            for output, name in additions(model).items()
+            if all(isinstance(size, int) for size in self.inputs[name])
+        }
+
+    def run(
+        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise GraphError(f"the graph also needs {', '.join(missing)}")
+        arrays = {name: self.upload(given[name]) for name in self.inputs}
+        found = self.run_into(arrays, {}, wanted)
+        return {name: host(value) for name, value in found.items()}
+
+    def run_into(
+        self,
+        given: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        wanted: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run the graph, writing some outputs to the memory of inputs.
+
+        Args:
+            given: tensors of the processor by name, in the graph's shapes; see `upload`.
+            into: maps each output to write in place to the tensor to overwrite, which must be the
+                tensor in `given` for the input `in_place[output]`.
+            wanted: names of the outputs to return; None for all outputs.
+
+        Raises:
+            GraphError: if the run fails. The tensors in `into` then have undefined elements.
+        """
+        names = self.outputs if wanted is None else wanted
+        try:
+            with torch.no_grad():
+                found = self._program.run(dict(given), names, into)
+                tensors = self._own(dict(zip(names, found, strict=True)), given, into)
+            if self._processor.type != "cpu":
+                torch.accelerator.synchronize(self._processor)  # an error of the run appears here
+        except Exception as error:  # noqa: BLE001 - PyTorch's errors have no common base class
+            reason = str(error).strip().partition("\n")[0][:300]
+            raise GraphError(f"the graph cannot be run: {reason}") from None
+        return tensors
+
+    def _own(
+        self, found: Mapping[str, Tensor], given: Mapping[str, Tensor], into: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return outputs on the processor that share memory neither with inputs nor together.
+
+        A later run may write to them, and a view would keep a whole array in memory.
+        """
+        shared = {value.untyped_storage().data_ptr() for value in given.values()}
+        owned = {}
+        for name, value in found.items():
+            tensor = value.to(self._processor).contiguous()
+            storage = tensor.untyped_storage()
+            if name not in into and (
+                storage.data_ptr() in shared or storage.nbytes() > tensor.nbytes
+            ):
+                tensor = tensor.clone()
+            shared.add(tensor.untyped_storage().data_ptr())
+            owned[name] = tensor
+        return owned
+
+    def upload(self, array: Array) -> Tensor:
+        """Copy an array to the processor; bf16 elements are uint16. The CPU shares its memory."""
+        array = np.ascontiguousarray(array)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            if array.dtype == np.uint16:
+                return (
+                    torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self._processor)
+                )
+            return torch.from_numpy(array).to(self._processor)
+
+
+def free_bytes(processor: str) -> float:
+    """Return the free memory of a torch device in bytes; infinity if it is the host's memory."""
+    match torch.device(processor).type:
+        case "cuda":
+            return float(torch.cuda.mem_get_info(processor)[0])
+        case "xpu":
+            return float(torch.xpu.mem_get_info(processor)[0])
+        case "mps":
+            return float(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return math.inf
+
+
+def host(value: Tensor) -> Array:
+    """Return a tensor as a numpy array, without a copy if the tensor is on the CPU."""
+    found: Array = value.cpu().numpy()
+    return found
+
+
+class _Program:
+    """The operations of a graph or subgraph, in order.
+
+    Attributes:
+        constants: tensors by name. Only floating-point tensors are on the accelerator.
+    """
+
+    def __init__(self, graph: Any, processor: torch.device) -> None:
+        self._processor = processor
+        self.inputs = [given.name for given in graph.input]
+        self.outputs = [output.name for output in graph.output]
+        self.constants = {each.name: self._tensor(each) for each in graph.initializer}
+        nodes = list(graph.node)
+        self._steps = [self._step(node) for node in nodes]
+        taken = [{*node.input, *_enclosed(node)} for node in nodes]
+        uses = Counter(name for each in taken for name in each)
+        uses.update(self.outputs)
+        added = {name for node in nodes if node.op_type == "Add" for name in node.input}
+        products = {node.output[0] for node in nodes if node.op_type == "MatMul"}
+        self._deferred = {name for name in products & added if uses[name] == 1}
+        later = {*self.outputs}
+        for step, names in zip(reversed(self._steps), reversed(taken), strict=True):
+            step.ended = [name for name in {*names, *step.outputs} - later if name]
+            later |= names
+
+    def run(
+        self, given: Mapping[str, _Value], wanted: Sequence[str], into: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """Run the operations and return the outputs `wanted`.
+
+        Args:
+            given: tensors of the graph's inputs and, for a subgraph, of the enclosing graphs.
+        """
+        outer = given.keys()
+        arrays: _Arrays = {**given, **self.constants}
+        for step in self._steps:
+            for name, value in zip(step.outputs, self._made(step, arrays, into), strict=False):
+                arrays[name] = value
+            for name in step.ended:
+                if name not in outer:
+                    arrays.pop(name, None)
+        return [_computed(arrays[name]) for name in wanted]
+
+    def _made(
+        self, step: _Step, arrays: _Arrays, into: Mapping[str, Tensor]
+    ) -> Iterator[_Value] | Sequence[_Value]:
+        if step.run is None:
+            return self._enclosing(step, arrays)
+        values = [arrays[name] if name else None for name in step.inputs]
+        if step.name == "Add":
+            return [self._added(values, step.outputs[0] in into)]
+        given = [_computed(value) if value is not None else None for value in values]
+        if step.name == "Transpose":  # a 16-bit parameter is upcast only where it is used
+            return [step.run(*given)]  # type: ignore[list-item]
+        given = [_widened(value) for value in given]
+        if step.name not in _SIZED:
+            given = self._together(given)
+        if step.name == "MatMul" and step.outputs[0] in self._deferred:
+            a, b = given
+            assert a is not None
+            assert b is not None
+            return [_Product(a, b)]
+        made = step.run(*given)
+        return [made] if isinstance(made, Tensor) else made
+
+    def _added(self, values: Sequence[_Value], in_place: bool) -> Tensor:
+        """Return the sum of two arrays, in the memory of the graph input if `in_place`."""
+        one, other = values
+        if isinstance(one, _Product):
+            one, other = other, one
+        total = _widened(_computed(one))
+        if isinstance(other, _Product):
+            return other.added_to(total, in_place=in_place)
+        total, more = self._together([total, _widened(_computed(other))])
+        assert total is not None
+        assert more is not None
+        return total.add_(more) if in_place else total + more
+
+    def _enclosing(self, step: _Step, arrays: _Arrays) -> Sequence[_Value]:
+        """Run an operation with subgraphs: `If` or `Scan`."""
+        if step.name == "If":
+            chosen = bool(_computed(arrays[step.inputs[0]]).item())
+            branch: _Program = step.attributes["then_branch" if chosen else "else_branch"]
+            return branch.run(arrays, branch.outputs, {})
+        body: _Program = step.attributes["body"]
+        given = [_computed(arrays[name]) for name in step.inputs]
+        states = given[: len(given) - step.attributes["num_scan_inputs"]]
+        scanned = given[len(states) :]
+        if any(step.attributes.get("scan_input_directions") or [0]):
+            scanned = [
+                each.flip(0) if back else each
+                for each, back in zip(
+                    scanned, step.attributes["scan_input_directions"], strict=True
+                )
+            ]
+        rows: list[Sequence[Tensor]] = []
+        for at in range(len(scanned[0])):
+            inputs = dict(zip(body.inputs, [*states, *(each[at] for each in scanned)], strict=True))
+            found = body.run({**arrays, **inputs}, body.outputs, {})
+            states, row = found[: len(states)], found[len(states) :]
+            rows.append(row)
+        made = [torch.stack(each) for each in zip(*rows, strict=True)]
+        back = step.attributes.get("scan_output_directions") or [0] * len(made)
+        return [*states, *(m.flip(0) if b else m for m, b in zip(made, back, strict=True))]
+
+    def _together(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Move tensors of the CPU to the accelerator, if one of the others is there."""
+        if all(value is None or value.device.type == "cpu" for value in given):
+            return list(given)
+        return [None if value is None else value.to(self._processor) for value in given]
+
+    def _step(self, node: Any) -> _Step:
+        attributes = {each.name: self._attribute(each) for each in node.attribute}
+        if node.op_type == "Split":
+            attributes["outputs"] = len(node.output)
+        enclosing = node.op_type in ("If", "Scan")
+        run = None if enclosing else operation(node.op_type, attributes)
+        return _Step(node.op_type, run, list(node.input), list(node.output), attributes)
+
+    def _attribute(self, attribute: Any) -> Any:
+        import onnx
+
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, onnx.GraphProto):
+            return _Program(value, self._processor)
+        if isinstance(value, onnx.TensorProto):
+            return self._tensor(value)
+        return value
+
+    def _tensor(self, proto: Any) -> Tensor:
+        import onnx
+
+        found = torch.from_numpy(np.array(onnx.numpy_helper.to_array(proto)))
+        return found.to(self._processor) if found.is_floating_point() else found
+
+
+def _computed(value: _Value) -> Tensor:
+    assert value is not None
+    return value.a @ value.b if isinstance(value, _Product) else value
+
+
+def _widened(value: Tensor | None) -> Any:
+    narrow = value is not None and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if narrow and value is not None else value
+
+
+def _enclosed(node: Any) -> Iterator[str]:
+    """Yield the names of the arrays that the subgraphs of a node use."""
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from inner.input
+            yield from _enclosed(inner)
+        yield from (output.name for output in attribute.g.output)
