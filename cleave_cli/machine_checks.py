@@ -17,7 +17,6 @@ from typing import Final
 from cleave.errors import CleaveError, UsageError, to_install
 from cleave.files import cache_folder
 from cleave.machine.graph_choice import examined, runners
-from cleave.machine.graph_session import available
 from cleave.machine.sensors import this_machine, total_memory_bytes
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.forecast import Forecast
@@ -103,15 +102,16 @@ def machine_checks(
 
 def _graphs() -> Iterator[Check]:
     """Check everything that can run graphs of layers on this machine, as in `--runner`."""
-    if not available():
+    try:
+        # Ask the module for its version: one of several packages (CPU, GPU, ...) provides it.
+        number = importlib.import_module("onnxruntime").__version__
+    except ImportError as error:
         yield Check(
             Verdict.FAILED,
-            "stages cannot be computed without ONNX Runtime",
+            f"stages cannot be computed: {error}",
             "pip install --force-reinstall onnxruntime",
         )
         return
-    # Ask the module for its version, because one of several packages (CPU, GPU, ...) provides it.
-    number = importlib.import_module("onnxruntime").__version__
     yield Check(Verdict.OK, f"ONNX Runtime {number}: computes stages")
     for runner in runners():
         found = examined(runner)

@@ -13,7 +13,7 @@ from typing import Final
 
 from cleave.arrays import DType
 from cleave.machine.backends import NumpyBackend, measure, sustained_s
-from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_choice import CPU, GraphChoice
 from cleave.planner.stages.model import PsCompute
 
 _TOKENS: Final = 512
@@ -65,7 +65,7 @@ def measured_server(
 
 @cache
 def _graphs_here() -> float:
-    return GraphChoice().flops_per_s
+    return GraphChoice(CPU).flops_per_s  # where the PS's own device computes
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:

@@ -20,12 +20,13 @@ from cleave.errors import UsageError
 from cleave.machine.backends import torch_devices
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
-from cleave.machine.graph_speed import measured_graphs
+from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
 AUTO: Final = "auto"  # name that selects the fastest runner on the command line
 CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
 _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
+_FORMER: Final = ("coreml", "directml")  # providers that installed services may still name
 _NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *_SHORT.values())
 
 MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None]], OpenGraph]
@@ -39,10 +40,17 @@ class Runner:
 
     Attributes:
         name: name on the command line, such as `torch:cuda`.
+        memory_bytes: returns the free memory of the accelerator; infinity for the CPU.
     """
 
     name: str
     open: MakeGraph
+    memory_bytes: Callable[[], float] = lambda: math.inf
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Return True if graphs run on the CPU."""
+        return self.name in (CPU, "torch:cpu")
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
@@ -59,13 +67,22 @@ def open_in_torch(processor: str, model: bytes, given: Sequence[DType | None] = 
 
 def runners() -> list[Runner]:
     """Return the runners of this machine. The first is the CPU's."""
-    in_torch = [Runner(f"torch:{each}", partial(open_in_torch, each)) for each in torch_devices()]
-    return [Runner(CPU, open_on_cpu), *in_torch]
+    found = [Runner(CPU, open_on_cpu)]
+    for each in torch_devices():
+        memory = partial(_free_bytes, each)
+        found.append(Runner(f"torch:{each}", partial(open_in_torch, each), memory))
+    return found
+
+
+def _free_bytes(processor: str) -> float:
+    from cleave.machine.torch_session import free_bytes  # imports torch
+
+    return free_bytes(processor)
 
 
 def known_runner(name: str) -> str:
     """Return a runner's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
-    name = _SHORT.get(name, name)
+    name = AUTO if name in _FORMER else _SHORT.get(name, name)
     if name not in _NAMES:
         raise UsageError(
             f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *_SHORT))}"
@@ -112,13 +129,16 @@ class GraphChoice:
 
     @property
     def memory_bytes(self) -> float:
-        """Return the free memory of the chosen runner's accelerator; infinity for the CPU."""
-        runner, _ = self._choice()
-        if runner.name == CPU:
-            return math.inf
-        from cleave.machine.torch_session import free_bytes  # imports torch
+        """Return the free memory of the chosen runner's accelerator; infinity for the CPU.
 
-        return free_bytes(runner.name.removeprefix("torch:"))
+        It is infinity, too, if no runner has been chosen.
+        """
+        return math.inf if self._chosen is None else self._chosen[0].memory_bytes()
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Return True if graphs run on the CPU, or if no runner has been chosen."""
+        return self._chosen is None or self._chosen[0].is_on_cpu
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
         """Open a graph with the chosen runner, or on the CPU if that runner cannot run it.
@@ -203,14 +223,16 @@ def examined(runner: Runner, speed: Callable[[MakeGraph], float] | None = None) 
         speed: measures the throughput in a layer; `measured_graphs` by default.
     """
     try:
+        if runner.memory_bytes() < LEAST_MEMORY_BYTES:
+            raise GraphError("its accelerator has no memory left")
         found = accuracy(lambda model: runner.open(model, ()))
-    except GraphError as error:
+        flops_per_s = (speed or measured_graphs)(runner.open) if found.full else 0.0
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
         return Examined(runner, str(error), f"{runner.name} does not run graphs: {error}")
     off = f"in its self-test it is off by {found.error:.0e}"
     if not found.full:
         fault = f"{off} ({found.trial}), and fp32 by less than {LARGEST_ERROR:.0e}"
         return Examined(runner, fault, f"{runner.name} does not run graphs: {fault}")
-    flops_per_s = (speed or measured_graphs)(runner.open)
     text = f"{runner.name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
     return Examined(runner, "", text, flops_per_s)
 

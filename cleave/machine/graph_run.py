@@ -282,7 +282,8 @@ def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
         if isinstance(value, np.ndarray):
             return session.upload(value)
         return value if session.resident else value.cpu().numpy()
-    if given is None:
+    is_upcast = isinstance(given, StoredArray | Concatenated) and given.dtype is not DType.FP32
+    if given is None or (is_upcast and narrow is None):  # an activation, which is used once
         return session.upload(_shaped(shape, given, narrow))
     if given.uploaded is None or given.uploaded[0] != narrow:
         given.uploaded = narrow, session.upload(_shaped(shape, given, narrow))

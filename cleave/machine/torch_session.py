@@ -38,7 +38,8 @@ class _Product:
 
     def added_to(self, total: Tensor, *, in_place: bool) -> Tensor:
         """Return the sum of a matrix and this product, in the matrix's memory if `in_place`."""
-        if self.a.dim() != 2 or self.b.dim() != 2 or total.dim() != 2:
+        shape = (*self.a.shape[:-1], *self.b.shape[1:])
+        if self.a.dim() != 2 or self.b.dim() != 2 or total.shape != shape:
             product = self.a @ self.b
             return total.add_(product) if in_place else total + product
         return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
@@ -99,6 +100,9 @@ class TorchSession:
         try:
             graph = onnx.load_from_string(model).graph
             self._processor = torch.device(processor)
+            if self._processor.type == "cuda":  # full fp32: no TF32
+                torch.backends.cuda.matmul.allow_tf32 = False
+                torch.backends.cudnn.allow_tf32 = False
             self._program = _Program(graph, self._processor)
         except OperationError as error:
             raise GraphError(str(error)) from None
@@ -171,7 +175,8 @@ class TorchSession:
 
         A later run may write to them, and a view would keep a whole array in memory.
         """
-        shared = {value.untyped_storage().data_ptr() for value in given.values()}
+        others = (*given.values(), *self._program.constants.values())
+        shared = {value.untyped_storage().data_ptr() for value in others}
         owned = {}
         for name, value in found.items():
             tensor = value.to(self._processor).contiguous()
@@ -264,7 +269,11 @@ class _Program:
             return self._enclosing(step, arrays)
         values = [arrays[name] if name else None for name in step.inputs]
         if step.name == "Add":
-            return [self._added(values, step.outputs[0] in into)]
+            total = into.get(step.outputs[0])
+            if total is not None and values[0] is not total:
+                values.reverse()  # the operand to overwrite comes first
+            in_place = total is not None and values[0] is total
+            return [self._added(values, in_place)]
         given = [_computed(value) if value is not None else None for value in values]
         if step.name == "Transpose":  # a 16-bit parameter is upcast only where it is used
             return [step.run(*given)]  # type: ignore[list-item]
@@ -286,6 +295,8 @@ class _Program:
             one, other = other, one
         total = _widened(_computed(one))
         if isinstance(other, _Product):
+            if other.a.device != total.device:
+                total = total.to(self._processor)
             return other.added_to(total, in_place=in_place)
         total, more = self._together([total, _widened(_computed(other))])
         assert total is not None

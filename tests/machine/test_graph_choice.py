@@ -216,6 +216,36 @@ def test_a_runner_that_does_not_start_is_passed_over() -> None:
     assert machine.said[0].endswith("does not run graphs: its driver is missing")
 
 
+@pytest.mark.parametrize("at", ["upload", "speed"])
+def test_an_accelerator_that_breaks_is_passed_over(at: str) -> None:
+    """Its driver may raise anything, also when memory runs out in the measurement of speed."""
+
+    class Broken(GraphSession):
+        def upload(self, array: Array) -> Array:
+            raise RuntimeError("out of memory")
+
+    def broken(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+        return Broken(model, 1)
+
+    def exact(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+        return GraphSession(model, 1)
+
+    def speed(opens: Any) -> float:
+        if opens is broken:
+            raise GraphError("out of memory")
+        return 1e9
+
+    every = [Runner(CPU, exact), Runner("torch:xyz", broken)]
+    said: list[str] = []
+    choice = GraphChoice(
+        AUTO, said.append, available=lambda: every, speed=speed if at == "speed" else None
+    )
+    assert choice.flops_per_s > 0
+    assert choice.is_on_cpu
+    assert choice.memory_bytes == np.inf
+    assert said[0] == "torch:xyz does not run graphs: out of memory"
+
+
 def test_the_cpu_runs_what_the_runner_cannot() -> None:
     machine = _Machine(refused=(adding(),))
     session = machine.choice()(adding())
@@ -256,6 +286,7 @@ def test_a_machine_on_which_nothing_is_exact_runs_no_graph(asked: str) -> None:
         with pytest.raises(GraphError, match="cpu does not run graphs: in its self-test it is off"):
             choice(adding())
     assert choice.flops_per_s == 0
+    assert choice.memory_bytes == np.inf
     assert len(machine.said) == (1 if asked == CPU else 2)
 
 
@@ -266,7 +297,8 @@ def test_the_runners_of_this_machine_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("auto", AUTO), ("cpu", CPU), ("cuda", "torch:cuda"), ("torch", "torch")]
+    ("name", "known"),
+    [("coreml", AUTO), ("auto", AUTO), ("cpu", CPU), ("cuda", "torch:cuda"), ("torch", "torch")],
 )
 def test_users_name_runners(name: str, known: str) -> None:
     assert known_runner(name) == known
