@@ -8,6 +8,7 @@ precision causes large errors, and the results are compared with fp64 results.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,10 +66,14 @@ def open_in_torch(processor: str, model: bytes, given: Sequence[DType | None] = 
     return TorchSession(model, given, processor)
 
 
-def runners() -> list[Runner]:
-    """Return the runners of this machine. The first is the CPU's."""
+def runners(*, torch: bool = True) -> list[Runner]:
+    """Return the runners of this machine. The first is the CPU's.
+
+    Args:
+        torch: whether to import PyTorch, which needs 400 MB of memory, to find its processors.
+    """
     found = [Runner(CPU, open_on_cpu)]
-    for each in torch_devices():
+    for each in torch_devices() if torch else ():
         memory = partial(_free_bytes, each)
         found.append(Runner(f"torch:{each}", partial(open_in_torch, each), memory))
     return found
@@ -109,7 +114,7 @@ class GraphChoice:
         asked: str = AUTO,
         notify: Callable[[str], None] = lambda _: None,
         *,
-        available: Callable[[], Sequence[Runner]] = runners,
+        available: Callable[[], Sequence[Runner]] | None = None,
         speed: Callable[[MakeGraph], float] | None = None,
     ) -> None:
         self._asked = asked
@@ -168,7 +173,12 @@ class GraphChoice:
 
     def _choose(self) -> tuple[Runner, float]:
         """Return the fastest of the wanted runners that pass the self-test, with its speed."""
-        cpu, *others = self._available()
+        if self._available is None:
+            # A device that multiplies with numpy should not load PyTorch to look for a GPU.
+            torch = self._asked.startswith("torch") or "torch" in sys.modules
+            cpu, *others = runners(torch=torch)
+        else:
+            cpu, *others = self._available()
         wanted = [
             runner
             for runner in others

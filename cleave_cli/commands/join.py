@@ -201,10 +201,10 @@ def join(
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         nonlocal in_graphs, memory_bytes
         if not chosen:
+            chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
             if memory_bytes >= LEAST_MEMORY_BYTES:
                 in_graphs = graphs.flops_per_s
                 memory_bytes = int(min(memory_bytes, _OF_ACCELERATOR * graphs.memory_bytes))
-            chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
         # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))
         credential, code = saved.keys(home, called)
