@@ -285,7 +285,7 @@ class Candidate:
 
 
 NAMES: Final = ("auto", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu")
-_SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
+SHORT_NAMES: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
@@ -299,9 +299,11 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 def known_name(name: str) -> str:
     """Return a backend's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
-    name = _SHORT.get(name, name)
+    name = SHORT_NAMES.get(name, name)
     if name not in NAMES:
-        raise UsageError(f"unknown backend {name!r}; use one of {', '.join((*NAMES, *_SHORT))}")
+        raise UsageError(
+            f"unknown backend {name!r}; use one of {', '.join((*NAMES, *SHORT_NAMES))}"
+        )
     return name
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from cleave.arrays import Array, DType
 from cleave.errors import UsageError
-from cleave.machine.backends import torch_devices
+from cleave.machine.backends import SHORT_NAMES, torch_devices
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
 from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
@@ -26,9 +26,8 @@ from cleave.machine.onnx_graph import ArrayType, Node, written
 
 AUTO: Final = "auto"  # name that selects the fastest runner on the command line
 CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
-_SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 _FORMER: Final = ("coreml", "directml")  # providers that installed services may still name
-_NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *_SHORT.values())
+_NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *SHORT_NAMES.values())
 
 MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None]], OpenGraph]
 """Opens a graph. The second argument is the dtype of each input, or None if the input is not
@@ -47,11 +46,6 @@ class Runner:
     name: str
     open: MakeGraph
     memory_bytes: Callable[[], float] = lambda: math.inf
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Return True if graphs run on the CPU."""
-        return self.name in (CPU, "torch:cpu")
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
@@ -87,10 +81,10 @@ def _free_bytes(processor: str) -> float:
 
 def known_runner(name: str) -> str:
     """Return a runner's full name (`torch:cuda` for `cuda`); raise UsageError if unknown."""
-    name = AUTO if name in _FORMER else _SHORT.get(name, name)
+    name = AUTO if name in _FORMER else SHORT_NAMES.get(name, name)
     if name not in _NAMES:
         raise UsageError(
-            f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *_SHORT))}"
+            f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *SHORT_NAMES))}"
         )
     return name
 
@@ -139,11 +133,6 @@ class GraphChoice:
         It is infinity, too, if no runner has been chosen.
         """
         return math.inf if self._chosen is None else self._chosen[0].memory_bytes()
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Return True if graphs run on the CPU, or if no runner has been chosen."""
-        return self._chosen is None or self._chosen[0].is_on_cpu
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
         """Open a graph with the chosen runner, or on the CPU if that runner cannot run it.
@@ -238,7 +227,8 @@ def examined(runner: Runner, speed: Callable[[MakeGraph], float] | None = None) 
         found = accuracy(lambda model: runner.open(model, ()))
         flops_per_s = (speed or measured_graphs)(runner.open) if found.full else 0.0
     except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
-        return Examined(runner, str(error), f"{runner.name} does not run graphs: {error}")
+        fault = str(error) or type(error).__name__
+        return Examined(runner, fault, f"{runner.name} does not run graphs: {fault}")
     off = f"in its self-test it is off by {found.error:.0e}"
     if not found.full:
         fault = f"{off} ({found.trial}), and fp32 by less than {LARGEST_ERROR:.0e}"

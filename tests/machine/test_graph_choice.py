@@ -216,13 +216,15 @@ def test_a_runner_that_does_not_start_is_passed_over() -> None:
     assert machine.said[0].endswith("does not run graphs: its driver is missing")
 
 
-@pytest.mark.parametrize("at", ["upload", "speed"])
-def test_an_accelerator_that_breaks_is_passed_over(at: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "words"), [("upload", "out of memory"), ("speed", "out of memory"), ("upload", "")]
+)
+def test_an_accelerator_that_breaks_is_passed_over(at: str, words: str) -> None:
     """Its driver may raise anything, also when memory runs out in the measurement of speed."""
 
     class Broken(GraphSession):
         def upload(self, array: Array) -> Array:
-            raise RuntimeError("out of memory")
+            raise RuntimeError(words)
 
     def broken(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
         return Broken(model, 1)
@@ -232,7 +234,7 @@ def test_an_accelerator_that_breaks_is_passed_over(at: str) -> None:
 
     def speed(opens: Any) -> float:
         if opens is broken:
-            raise GraphError("out of memory")
+            raise GraphError(words)
         return 1e9
 
     every = [Runner(CPU, exact), Runner("torch:xyz", broken)]
@@ -241,9 +243,9 @@ def test_an_accelerator_that_breaks_is_passed_over(at: str) -> None:
         AUTO, said.append, available=lambda: every, speed=speed if at == "speed" else None
     )
     assert choice.flops_per_s > 0
-    assert choice.is_on_cpu
     assert choice.memory_bytes == np.inf
-    assert said[0] == "torch:xyz does not run graphs: out of memory"
+    assert said[0] == f"torch:xyz does not run graphs: {words or 'RuntimeError'}"
+    assert said[-1].startswith("cpu runs graphs at ")
 
 
 def test_the_cpu_runs_what_the_runner_cannot() -> None:
