@@ -72,7 +72,7 @@ class ComputeThread:
 
 
 def compute(backend: MatmulBackend, order: Order, make_session: MakeGraph = open_on_cpu) -> Outcome:
-    """Execute one order; return its result and compute time in seconds, or an error message."""
+    """Execute one order. Return its result and compute time in seconds, or an error message."""
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)

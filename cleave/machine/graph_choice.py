@@ -161,7 +161,7 @@ class GraphChoice:
         return self._chosen
 
     def _choose(self) -> tuple[Runner, float]:
-        """Return the fastest of the wanted runners that pass the self-test, with its speed."""
+        """Return the fastest wanted runner that passes the self-test, and its FLOP/s."""
         if self._available is None:
             # A device that multiplies with numpy should not load PyTorch to look for a GPU.
             torch = self._asked.startswith("torch") or "torch" in sys.modules
@@ -259,7 +259,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: OpenGraph) -> float:
-        """Run the trial; return the largest relative error (infinity for NaN or a wrong shape)."""
+        """Run the trial and return the largest relative error (infinite for NaN or bad shapes)."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -281,7 +281,7 @@ class Accuracy:
 
 
 def accuracy(open_graph: Callable[[bytes], OpenGraph]) -> Accuracy:
-    """Run all trials and return the worst result; `open_graph` opens a session for a model."""
+    """Run all trials and return the worst result. `open_graph` opens a session for a model."""
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 

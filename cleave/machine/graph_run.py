@@ -202,7 +202,7 @@ def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeGraph) -> OpenGraph:
-    """Return the session of a request's graph; reopen the session if an input's dtype changed."""
+    """Return the session of a request's graph, reopening it if an input's dtype has changed."""
     given = [
         array.dtype if isinstance(array, StoredArray | Concatenated) else None
         for array in order.inputs
@@ -292,7 +292,7 @@ def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
 
 
 def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Any:
-    """Return the array for a graph input in the graph's shape; zeros if `given` is None."""
+    """Return the array for a graph input, reshaped to `shape`; zeros if `given` is None."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if given is None:
         return np.zeros(sizes, np.float32)

@@ -68,9 +68,9 @@ def measured_graphs(
 
 
 def layer_flops(rows: int = _ROWS) -> float:
-    """Return the FLOPs of the matrix multiplications in `layer` for `rows` sequences.
+    """Return the FLOPs of `layer`'s matrix multiplications for `rows` sequences.
 
-    A multiply-add counts as two.
+    A multiply-add counts as two FLOPs.
     """
     tokens = rows * _TOKENS
     return 2 * tokens * 12 * _WIDTH**2 + 2 * tokens * 2 * _TOKENS * _WIDTH
