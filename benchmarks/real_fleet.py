@@ -1,18 +1,19 @@
 """Compare a server and its devices with the server alone, when each is a computer of its own.
 
     python -m benchmarks.real_fleet [--devices 6] [--link 100/20] [--part 0.28] [--steps 3]
-        [--alone-steps 2] [--memory 4GB] [--json] [-- options of cleave train]
+        [--alone-steps 2] [--alone-batch N] [--memory 4GB] [--json] [-- options of cleave train]
 
 Linux, root. The server and every device get `--part` of a core, as separate computers would have
 cores of their own, and each device has a link of its own with a 20 ms round trip. A computer has
 two cores, so links are slower by the factor `--part` / 2. Ratios are then those of real computers,
-as long as all parts together are less than this machine.
+as long as all parts together are less than this machine. With `--alone-batch`, the server alone
+trains on batches of N sequences, and its seconds count in proportion to the batch.
 
 Prints seconds per step of both, without the first step of each; the prediction of the last step;
 the server's own work, CPU time and peak memory; and the *bound*, which no plan can beat: the larger
 of the time for the bytes of the busiest link, and the time of the server alone divided by the
-number of computers. Ends with 1 if losses differ from those of the server alone by more than 1e-4
-(fp32) or 2e-2.
+number of computers. Ends with 1 if losses of equal batches differ from those of the server alone
+by more than 1e-4 (fp32) or 2e-2.
 """
 
 from __future__ import annotations
@@ -97,10 +98,18 @@ class Computers:
     def alone(self) -> Measured:
         """Train on the server alone."""
         with self._server() as cores, self._processes() as processes:
-            runs = str(self._folder / "runs")
-            command = self._training(self._options.alone_steps, "--devices", "0", "--runs", runs)
+            runs, smaller = str(self._folder / "runs"), self._options.alone_batch
+            batch = ("--batch", str(smaller)) if smaller else ()
+            command = self._training(
+                self._options.alone_steps, "--devices", "0", "--runs", runs, *batch
+            )
             job = processes.start("alone", cores.inside(*command), OMP_NUM_THREADS="1")
-            return _followed(processes.records(job), job.process.pid)
+            found = _followed(processes.records(job), job.process.pid)
+        if smaller:
+            sequences = int(self._train[self._train.index("--batch") + 1])
+            found.seconds = [each * sequences / smaller for each in found.seconds]
+            found.losses = []
+        return found
 
     def together(self) -> Measured:
         """Train on the server with its devices."""
@@ -136,7 +145,7 @@ class Computers:
                     "--memory", self._options.memory, "--name", f"device-{number}",
                 )  # fmt: skip
                 processes.start(f"device-{number}", namespace.inside(*joining), OMP_NUM_THREADS="1")
-            for _ in namespaces:
+                # One after another: each measures itself on a processor that no other device uses.
                 processes.await_record(server, lambda each: " joined" in str(each.get("text")))
             before = [namespace.passed_bytes() for namespace in namespaces]
             command = self._training(self._options.steps, "--server", listening["operator_url"])
@@ -205,7 +214,7 @@ def described(alone: Measured, fleet: Measured, devices: int) -> dict[str, float
         "alone_cpu_s": alone.cpu_s / max(1, len(alone.seconds) - 1),
         "server_peak_mb": fleet.peak_bytes / 1e6,
         "alone_peak_mb": alone.peak_bytes / 1e6,
-        "losses_off": max(abs(other - plain) / abs(plain) for plain, other in pairs),
+        "losses_off": max((abs(other - plain) / abs(plain) for plain, other in pairs), default=0.0),
     }
 
 
@@ -219,6 +228,7 @@ def main() -> None:
     parser.add_argument("--memory", default="4GB")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--alone-steps", type=int, default=2)
+    parser.add_argument("--alone-batch", type=int, default=0, help="sequences; 0: as the fleet")
     parser.add_argument("--limit-s", type=float, default=7200.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("train", nargs="*", help=f"options of cleave train ({_USUAL})")
