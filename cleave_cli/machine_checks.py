@@ -114,8 +114,9 @@ def _graphs() -> Iterator[Check]:
         return
     yield Check(Verdict.OK, f"ONNX Runtime {number}: computes stages")
     for runner in runners():
-        found = examined(runner)
-        yield Check(Verdict.WITHOUT if found.fault else Verdict.OK, found.text)
+        for products in (None, *runner.multiplies_in):
+            found = examined(runner, products=products)
+            yield Check(Verdict.WITHOUT if found.fault else Verdict.OK, found.text)
 
 
 def free_bytes(folder: Path) -> int:

@@ -26,6 +26,7 @@ from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.machine.backends import Compute, MatmulBackend
+from cleave.machine.graph_choice import open_in_process
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.device_counters import DeviceCounters
@@ -256,7 +257,7 @@ class PacedComputer:
         def work() -> None:
             if before is not None:
                 before.result()
-            outcome = compute(backend, order)
+            outcome = compute(backend, order, open_in_process)
             loop.call_soon_threadsafe(computed, outcome)
 
         begun = self.pool.submit(work)

@@ -31,6 +31,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import Placing, Runtime
 from cleave.machine.backends import Compute, MatmulBackend
+from cleave.machine.graph_choice import open_in_process
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.planner.tiles.boxes import collector_paused
@@ -594,7 +595,7 @@ class VirtualRuntime(Runtime):
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):
-            outcome = compute(self.backend, order)
+            outcome = compute(self.backend, order, open_in_process)
             return outcome if isinstance(outcome, str) else outcome[0]
         product = DeferredProduct(order, self.backend)
         return product if self.arithmetic is Arithmetic.WHOLE_TILES else product.compute()

@@ -149,14 +149,20 @@ class ComputeProfile(_Table, frozen=True):
 
 
 class GraphProfile(_Table, frozen=True):
-    """A device's throughput when ONNX Runtime runs layers as fp32 graphs.
+    """A device's throughput when it runs layers as graphs.
 
     `flops_per_s` counts only the FLOPs of matrix multiplications. ONNX Runtime may be twice as fast
-    as the kernels that `ComputeProfile` describes.
+    as the kernels that `ComputeProfile` describes. `bf16_flops_per_s` is the throughput with matrix
+    multiplications in bf16; 0 means `flops_per_s`.
     """
 
     flops_per_s: FlopsPerS
     source: str = ""
+    bf16_flops_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e17)] = 0.0
+
+    def in_dtype(self, dtype: str) -> float:
+        """Return the throughput in a training run of this dtype."""
+        return (self.bf16_flops_per_s if dtype == "bf16" else 0.0) or self.flops_per_s
 
 
 class MemoryProfile(_Table, frozen=True):

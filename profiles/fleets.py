@@ -426,7 +426,7 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
         "compute": compute,
     }
     if profile.graphs is not None:
-        values["graph_flops_per_s"] = profile.graphs.flops_per_s
+        values["graph_flops_per_s"] = profile.graphs.in_dtype(dtype)
     if profile.sustained is not None and profile.sustained.thermal is not None:
         values["thermal"] = profile.sustained.thermal
     if profile.power is not None:

@@ -168,7 +168,8 @@ class DeviceCore:
             raise ProtocolError(
                 f"graph {message.id} has {nbytes} bytes, over {limits.MAX_GRAPH_BYTES}"
             )
-        self._keep(message.id, StoredGraph(message.payload, nbytes))
+        products = DType.BF16 if message.products == DType.BF16.value else None
+        self._keep(message.id, StoredGraph(message.payload, nbytes, products))
 
     def _concat(self, message: messages.Concat) -> None:
         found = [self._store.get(name) for name in message.ids]

@@ -147,9 +147,7 @@ class Runtime(FleetRuntime):
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
         # The scheduler's rates exclude the memory that stages use. Add it back.
-        return {
-            r.device: replace(r.for_graphs, memory_bytes=able[r.device].memory_bytes) for r in rates
-        }
+        return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def own_devices(self) -> Set[int]:
         return {s.id for s in list(self.manager.sessions.values()) if s.here}

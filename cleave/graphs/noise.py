@@ -26,26 +26,72 @@ _EXACT: Final = frozenset((
 ))  # fmt: skip
 
 
-def noisy(model: bytes, amplitude: float) -> bytes:
+# Operations whose first two inputs are multiplied with each other.
+_PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
+
+PRODUCT_ROUNDING: Final = 2.0**-8
+"""Amplitude of noise in products in bf16: the error of rounding to bf16, doubled."""
+
+
+def noisy(model: bytes, amplitude: float, *, narrow_products: bool = False) -> bytes:
     """Return a copy of a graph that adds new random noise in each run.
 
     Args:
         model: serialized ONNX model in fp32.
         amplitude: maximum relative error that is added to each result of an inexact operation.
+        narrow_products: whether devices may compute matrix products in bf16. The error of both
+            factors and of the result is then `PRODUCT_ROUNDING`.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
+    if narrow_products:
+        _disturb_products(typed.graph)
     _disturb(typed.graph, amplitude)
     found: bytes = typed.SerializeToString()
     return found
 
 
-def _disturb(graph: GraphProto, amplitude: float) -> None:
-    """Add noise operations to a graph and to its subgraphs, in place."""
-    floats = {
+def _disturb_products(graph: GraphProto) -> None:
+    """Add noise to both factors and to the result of each matrix product, in place."""
+    floats = _floats(graph)
+    nodes = list(graph.node)
+    del graph.node[:]
+    for number, node in enumerate(nodes):
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                _disturb_products(attribute.g)
+        if node.op_type in _PRODUCTS and node.output[0] in floats:
+            for at, name in enumerate(node.input[:2]):
+                moved = f"{name}/factor of {number}.{at}"
+                graph.node.extend(_noise(name, moved, PRODUCT_ROUNDING))
+                node.input[at] = moved
+            exact, name = f"{node.output[0]}/product", node.output[0]
+            node.output[0] = exact
+            graph.node.append(node)
+            graph.node.extend(_noise(exact, name, PRODUCT_ROUNDING))
+        else:
+            graph.node.append(node)
+
+
+def _floats(graph: GraphProto) -> set[str]:
+    """Return the names of the floating-point arrays that a graph computes."""
+    return {
         value.name
         for value in (*graph.value_info, *graph.output)
         if value.type.tensor_type.elem_type == TensorProto.FLOAT
     }
+
+
+def _noise(name: str, moved: str, amplitude: float) -> Iterator[NodeProto]:
+    """Yield the operations that compute `moved` from `name` by adding noise."""
+    factor = f"{moved}/noise"
+    bounds = {"low": 1 - amplitude, "high": 1 + amplitude}
+    yield helper.make_node("RandomUniformLike", [name], [factor], **bounds)
+    yield helper.make_node("Mul", [name, factor], [moved])
+
+
+def _disturb(graph: GraphProto, amplitude: float) -> None:
+    """Add noise operations to a graph and to its subgraphs, in place."""
+    floats = _floats(graph)
     nodes = [made for node in graph.node for made in _disturbed(node, floats, amplitude)]
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
@@ -60,8 +106,5 @@ def _disturbed(node: NodeProto, floats: set[str], amplitude: float) -> Iterator[
         return
     for number, name in enumerate(node.output):
         if name in floats:
-            exact, factor = f"{name}/exact", f"{name}/factor"
-            node.output[number] = exact
-            bounds = {"low": 1 - amplitude, "high": 1 + amplitude}
-            yield helper.make_node("RandomUniformLike", [exact], [factor], **bounds)
-            yield helper.make_node("Mul", [exact, factor], [name])
+            node.output[number] = f"{name}/exact"
+            yield from _noise(node.output[number], name, amplitude)

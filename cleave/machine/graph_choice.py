@@ -1,15 +1,18 @@
-"""Chooses what runs a device's graphs: the fastest runner that computes in full fp32 precision.
+"""Chooses what runs a device's graphs: the fastest runner that is as precise as graphs require.
 
 A runner may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
 plausible but change the trained model. So each runner computes small graphs on inputs for which low
 precision causes large errors, and the results are compared with fp64 results.
+
+The PS may permit that a graph's matrix products are computed in bf16, with sums in fp32. Some
+runners are then faster. For such graphs there is a choice and a self-test of their own.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -29,9 +32,10 @@ CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
 _FORMER: Final = ("coreml", "directml")  # providers that installed services may still name
 _NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *SHORT_NAMES.values())
 
-MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None]], OpenGraph]
+MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None], DType | None], OpenGraph]
 """Opens a graph. The second argument is the dtype of each input, or None if the input is not
-floating-point. Raises GraphError."""
+floating-point. The third is the 16-bit dtype in which matrix products may be computed, or None.
+Raises GraphError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +45,46 @@ class Runner:
     Attributes:
         name: name on the command line, such as `torch:cuda`.
         memory_bytes: returns the free memory of the accelerator; infinity for the CPU.
+        multiplies_in: the 16-bit dtypes in which it can compute matrix products.
     """
 
     name: str
     open: MakeGraph
     memory_bytes: Callable[[], float] = lambda: math.inf
+    multiplies_in: Collection[DType] = ()
 
 
-def open_on_cpu(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+def open_on_cpu(
+    model: bytes, given: Sequence[DType | None] = (), products: DType | None = None
+) -> GraphSession:
     """Open a graph in ONNX Runtime on the CPU. 16-bit inputs are upcast during the run."""
+    del products  # they are computed in fp32, which is always permitted
     return GraphSession(narrowed(model, given))
 
 
-def open_in_torch(processor: str, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
+def open_in_torch(
+    processor: str,
+    model: bytes,
+    given: Sequence[DType | None] = (),
+    products: DType | None = None,
+) -> OpenGraph:
     """Open a graph in PyTorch on the torch device `processor`."""
     from cleave.machine.torch_session import TorchSession  # imports torch
 
-    return TorchSession(model, given, processor)
+    return TorchSession(model, given, processor, products)
+
+
+def open_in_process(
+    model: bytes, given: Sequence[DType | None] = (), products: DType | None = None
+) -> OpenGraph:
+    """Open a graph on the CPU of a process that trains, with the runner that is usually fastest.
+
+    The choice is not measured, so it is the same in every run. PyTorch runs graphs with products in
+    bf16 if the CPU has instructions for them. ONNX Runtime runs all others.
+    """
+    if products is DType.BF16 and "torch" in sys.modules and cpu_multiplies_bf16():
+        return open_in_torch("cpu", model, given, products)
+    return open_on_cpu(model, given)
 
 
 def runners(*, torch: bool = True) -> list[Runner]:
@@ -69,8 +96,17 @@ def runners(*, torch: bool = True) -> list[Runner]:
     found = [Runner(CPU, open_on_cpu)]
     for each in torch_devices() if torch else ():
         memory = partial(_free_bytes, each)
-        found.append(Runner(f"torch:{each}", partial(open_in_torch, each), memory))
+        narrow = (DType.BF16,) if each != "cpu" or cpu_multiplies_bf16() else ()
+        found.append(Runner(f"torch:{each}", partial(open_in_torch, each), memory, narrow))
     return found
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Return True if the CPU has instructions for products in bf16. Other CPUs emulate them."""
+    import torch
+
+    able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # new in torch 2.11
+    return any(able.get(each) for each in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
 def _free_bytes(processor: str) -> float:
@@ -92,13 +128,16 @@ def known_runner(name: str) -> str:
 class GraphChoice:
     """Opens graphs with the fastest runner, which the first call chooses.
 
+    The choice for graphs whose products may be in bf16 is made separately, because a processor may
+    be several times as fast in bf16, or slower.
+
     This class is not thread-safe.
 
     Args:
         asked: the runner to use if it is available and has full fp32 precision; otherwise the CPU
             is used. `torch` means PyTorch on any processor. `auto` compares the CPU with all
-            accelerators, but not with PyTorch on the CPU, where ONNX Runtime is up to twice as
-            fast.
+            accelerators. It does so with PyTorch on the CPU only for products in bf16, because in
+            fp32 ONNX Runtime is up to twice as fast.
         notify: called with a message for each runner that is chosen or rejected, and for each graph
             that the CPU must run instead.
     """
@@ -109,65 +148,98 @@ class GraphChoice:
         notify: Callable[[str], None] = lambda _: None,
         *,
         available: Callable[[], Sequence[Runner]] | None = None,
-        speed: Callable[[MakeGraph], float] | None = None,
+        speed: Callable[[MakeGraph, DType | None], float] | None = None,
     ) -> None:
         self._asked = asked
         self._notify = notify
         self._available = available
         self._speed = speed
-        self._chosen: tuple[Runner, float] | None = None
+        self._runners: Sequence[Runner] = ()
+        self._chosen: dict[DType | None, Examined] = {}  # by the dtype of products
         self._fault = ""  # why the last rejected runner must not be used
 
-    @property
-    def flops_per_s(self) -> float:
-        """Return the throughput of the chosen runner in a layer; 0 if no runner can be used."""
+    def flops_per_s(self, products: DType | None = None) -> float:
+        """Return the throughput of the chosen runner in a layer; 0 if no runner can be used.
+
+        Args:
+            products: the 16-bit dtype in which matrix products may be computed; None for fp32.
+        """
         try:
-            return self._choice()[1]
+            return self._choice(products).flops_per_s
         except GraphError:
             return 0.0
 
     @property
     def memory_bytes(self) -> float:
-        """Return the free memory of the chosen runner's accelerator; infinity for the CPU.
+        """Return the free memory of the chosen runners' accelerators; infinity for the CPU.
 
         It is infinity, too, if no runner has been chosen.
         """
-        return math.inf if self._chosen is None else self._chosen[0].memory_bytes()
+        return min((one.runner.memory_bytes() for one in self._chosen.values()), default=math.inf)
 
-    def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> OpenGraph:
+    def __call__(
+        self, model: bytes, given: Sequence[DType | None] = (), products: DType | None = None
+    ) -> OpenGraph:
         """Open a graph with the chosen runner, or on the CPU if that runner cannot run it.
 
         Args:
             given: dtype of each graph input; None for inputs that are not floating-point.
+            products: the 16-bit dtype in which matrix products may be computed; None for fp32.
 
         Raises:
             GraphError: if the CPU cannot run the graph either, or no runner has full fp32
                 precision.
         """
-        runner, _ = self._choice()
+        chosen = self._choice(products)
         try:
-            return runner.open(model, given)
+            return chosen.runner.open(model, given, chosen.products)
         except GraphError as error:
-            if runner.name == CPU:
+            if chosen.runner.name == CPU:
                 raise
-            self._notify(f"the CPU runs a graph that {runner.name} cannot: {error}")
+            self._notify(f"the CPU runs a graph that {chosen.runner.name} cannot: {error}")
             return open_on_cpu(model, given)
 
-    def _choice(self) -> tuple[Runner, float]:
-        if self._chosen is None:
+    def _choice(self, products: DType | None) -> Examined:
+        if None not in self._chosen:
             if self._fault:  # all runners were rejected before, even the CPU's
                 raise GraphError(self._fault)
-            self._chosen = self._choose()
-        return self._chosen
+            self._chosen[None] = self._choose()
+        if products not in self._chosen:
+            self._chosen[products] = self._choose_for(products, self._chosen[None])
+        return self._chosen[products]
 
-    def _choose(self) -> tuple[Runner, float]:
-        """Return the fastest wanted runner that passes the self-test, and its FLOP/s."""
+    def _choose_for(self, products: DType | None, exact: Examined) -> Examined:
+        """Return the fastest way to run graphs whose products may be in a 16-bit dtype.
+
+        `exact` is the choice for fp32, which is a way, too.
+        """
+        wanted = [
+            runner
+            for runner in self._runners
+            if products in runner.multiplies_in
+            and (self._asked in (AUTO, runner.name, runner.name.partition(":")[0]))
+        ]
+        every = [exact, *(examined(runner, self._speed, products) for runner in wanted)]
+        for one in every[1:]:
+            self._notify(one.text)
+        fastest = max((one for one in every if not one.fault), key=lambda one: one.flops_per_s)
+        if len(every) > 1:
+            how = fastest.products.value if fastest.products else "fp32"
+            self._notify(
+                f"{fastest.runner.name} with products in {how} is the fastest where products may "
+                f"be in {products.value if products else 'fp32'}"
+            )
+        return fastest
+
+    def _choose(self) -> Examined:
+        """Return the fastest wanted runner that passes the self-test."""
         if self._available is None:
             # A device that multiplies with numpy should not load PyTorch to look for a GPU.
             torch = self._asked.startswith("torch") or "torch" in sys.modules
             cpu, *others = runners(torch=torch)
         else:
             cpu, *others = self._available()
+        self._runners = (cpu, *others)
         wanted = [
             runner
             for runner in others
@@ -186,7 +258,7 @@ class GraphChoice:
             raise GraphError(self._fault)
         return fastest
 
-    def _fastest(self, wanted: Sequence[Runner]) -> tuple[Runner, float] | None:
+    def _fastest(self, wanted: Sequence[Runner]) -> Examined | None:
         every = [examined(runner, self._speed) for runner in wanted]
         for one in every:
             self._notify(one.text)
@@ -197,7 +269,7 @@ class GraphChoice:
         fastest = max(usable, key=lambda one: one.flops_per_s)
         if len(usable) > 1:
             self._notify(f"{fastest.runner.name} is the fastest, so it runs graphs")
-        return fastest.runner, fastest.flops_per_s
+        return fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,34 +279,44 @@ class Examined:
     Attributes:
         fault: why the runner must not be used; empty if it passed.
         text: the result as a sentence without a full stop, for the user.
+        products: the 16-bit dtype of its matrix products; None for fp32.
     """
 
     runner: Runner
     fault: str
     text: str
     flops_per_s: float = 0.0
+    products: DType | None = None
 
 
-def examined(runner: Runner, speed: Callable[[MakeGraph], float] | None = None) -> Examined:
+def examined(
+    runner: Runner,
+    speed: Callable[[MakeGraph, DType | None], float] | None = None,
+    products: DType | None = None,
+) -> Examined:
     """Test a runner's precision, and measure its speed if it passes.
 
     Args:
         speed: measures the throughput in a layer; `measured_graphs` by default.
+        products: the 16-bit dtype in which it computes matrix products; None for fp32.
     """
+    name = f"{runner.name} with products in {products.value}" if products else runner.name
     try:
         if runner.memory_bytes() < LEAST_MEMORY_BYTES:
             raise GraphError("its accelerator has no memory left")
-        found = accuracy(lambda model: runner.open(model, ()))
-        flops_per_s = (speed or measured_graphs)(runner.open) if found.full else 0.0
+        found = accuracy(lambda model: runner.open(model, (), products), products)
+        passed = found.error < found.allowed
+        flops_per_s = (speed or measured_graphs)(runner.open, products) if passed else 0.0
     except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
         fault = str(error) or type(error).__name__
-        return Examined(runner, fault, f"{runner.name} does not run graphs: {fault}")
+        return Examined(runner, fault, f"{name} does not run graphs: {fault}")
     off = f"in its self-test it is off by {found.error:.0e}"
-    if not found.full:
-        fault = f"{off} ({found.trial}), and fp32 by less than {LARGEST_ERROR:.0e}"
-        return Examined(runner, fault, f"{runner.name} does not run graphs: {fault}")
-    text = f"{runner.name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
-    return Examined(runner, "", text, flops_per_s)
+    if not passed:
+        dtype = products.value if products else "fp32"
+        fault = f"{off} ({found.trial}), and {dtype} by less than {found.allowed:.0e}"
+        return Examined(runner, fault, f"{name} does not run graphs: {fault}")
+    text = f"{name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
+    return Examined(runner, "", text, flops_per_s, products)
 
 
 LARGEST_ERROR: Final = 2e-5
@@ -250,6 +332,7 @@ class Trial:
     """A test graph with its inputs and the expected fp64 outputs.
 
     Errors are relative to each element if `each` is true, and otherwise to the largest element.
+    `allowed_bf16` is the error that products in bf16 explain; 0 for a trial without products.
     """
 
     name: str
@@ -257,6 +340,7 @@ class Trial:
     given: Mapping[str, Array]
     wanted: Mapping[str, Array]
     each: bool = False
+    allowed_bf16: float = 0.0
 
     def error(self, graph: OpenGraph) -> float:
         """Run the trial and return the largest relative error (infinite for NaN or bad shapes)."""
@@ -269,10 +353,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The largest relative error in a trial, and the name of that trial."""
+    """The largest relative error in a trial, the error allowed in it, and the trial's name."""
 
     error: float
     trial: str
+    allowed: float = LARGEST_ERROR
 
     @property
     def full(self) -> bool:
@@ -280,10 +365,22 @@ class Accuracy:
         return self.error < LARGEST_ERROR
 
 
-def accuracy(open_graph: Callable[[bytes], OpenGraph]) -> Accuracy:
-    """Run all trials and return the worst result. `open_graph` opens a session for a model."""
-    found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
-    return max(found, key=lambda accuracy: accuracy.error)
+def accuracy(open_graph: Callable[[bytes], OpenGraph], products: DType | None = None) -> Accuracy:
+    """Run all trials and return the worst result.
+
+    Args:
+        open_graph: opens a session for a model.
+        products: the 16-bit dtype of matrix products; None for fp32.
+    """
+    found = (
+        Accuracy(
+            trial.error(open_graph(trial.model)),
+            trial.name,
+            max(LARGEST_ERROR, trial.allowed_bf16 if products else 0.0),
+        )
+        for trial in trials()
+    )
+    return max(found, key=lambda accuracy: accuracy.error / accuracy.allowed)
 
 
 def trials() -> Iterator[Trial]:
@@ -321,7 +418,7 @@ def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
     given = {"x": x, "w": w, "left": left, "right": right}
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     wanted = {"y": wide["x"] @ wide["w"], "dw": wide["left"].T @ wide["right"]}
-    return Trial("deep products", model, given, wanted)
+    return Trial("deep products", model, given, wanted, allowed_bf16=0.01)
 
 
 def _attention(q: Array, k: Array, v: Array) -> Trial:
@@ -338,7 +435,9 @@ def _attention(q: Array, k: Array, v: Array) -> Trial:
     scores = q.astype(np.float64) @ k
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return Trial("softmax", model, {"q": q, "k": k, "v": v}, {"y": weights @ v.astype(np.float64)})
+    given, wanted = {"q": q, "k": k, "v": v}, {"y": weights @ v.astype(np.float64)}
+    # The scores reach 30, so errors of 2**-9 in them become errors of 6 % in their exponentials.
+    return Trial("softmax", model, given, wanted, allowed_bf16=0.1)
 
 
 def _exponentials(x: Array) -> Trial:

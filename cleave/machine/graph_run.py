@@ -23,10 +23,15 @@ NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8":
 
 @dataclass(slots=True, eq=False)
 class StoredGraph:
-    """A graph that a device received. Its first run creates `memory` and `session`."""
+    """A graph that a device received. Its first run creates `memory` and `session`.
+
+    Attributes:
+        products: the 16-bit dtype in which matrix products may be computed; None for fp32.
+    """
 
     model: bytes | memoryview
     nbytes: int
+    products: DType | None = None
     memory: GraphMemory | None = None
     session: OpenGraph | None = None
 
@@ -213,7 +218,7 @@ def _session(order: GraphRun, make_session: MakeGraph) -> OpenGraph:
         if any(dtypes.get(name) is not dtype for name, dtype in session.narrow.items()):
             session = None  # an input does not have the 16-bit dtype of the open session
     if session is None:  # opening a session does not count as part of the run
-        session = make_session(bytes(order.graph.model), given)
+        session = make_session(bytes(order.graph.model), given, order.graph.products)
     order.graph.session = session
     return session
 

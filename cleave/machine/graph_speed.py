@@ -30,7 +30,8 @@ _LEAST_S: Final = 0.02
 
 
 def measured_graphs(
-    make_session: Callable[[bytes, Sequence[DType | None]], OpenGraph],
+    make_session: Callable[[bytes, Sequence[DType | None], DType | None], OpenGraph],
+    products: DType | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Return the FLOP/s that this machine sustains in a layer of OPT-125M's width.
@@ -41,6 +42,7 @@ def measured_graphs(
 
     Args:
         make_session: opens a graph, such as `cleave.machine.graph_choice.GraphChoice`.
+        products: the 16-bit dtype in which matrix products may be computed; None for fp32.
 
     Example:
         >>> measured_graphs(GraphChoice())
@@ -48,7 +50,7 @@ def measured_graphs(
     if not available():
         return 0.0
     try:
-        session = make_session(layer(), ())
+        session = make_session(layer(), (), products)
     except GraphError:
         return 0.0
     rows = _ROWS

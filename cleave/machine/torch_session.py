@@ -28,6 +28,23 @@ _SIZED: Final = frozenset(
 )
 _NARROW: Final = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 
+# Operations whose first two inputs are multiplied with each other, and their number of factors.
+_FACTORS: Final = {"Einsum": 2, "Gemm": 2, "MatMul": 2}
+# Operations that return elements of their first input, or 0, and therefore never round.
+_EXACT: Final = frozenset(
+    (
+        "Flatten",
+        "Identity",
+        "Relu",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Product:
@@ -39,7 +56,8 @@ class _Product:
     def added_to(self, total: Tensor, *, in_place: bool) -> Tensor:
         """Return the sum of a matrix and this product, in the matrix's memory if `in_place`."""
         shape = (*self.a.shape[:-1], *self.b.shape[1:])
-        if self.a.dim() != 2 or self.b.dim() != 2 or total.shape != shape:
+        narrow = self.a.dtype != total.dtype
+        if narrow or self.a.dim() != 2 or self.b.dim() != 2 or total.shape != shape:
             product = self.a @ self.b
             return total.add_(product) if in_place else total + product
         return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
@@ -76,6 +94,8 @@ class TorchSession:
         given: dtype of each graph input, in order; None for inputs that are not floating-point.
             Inputs of fixed shape in a 16-bit dtype are upcast where they are used.
         processor: name of a torch device, such as `cuda:0`, `mps` or `cpu`.
+        products: DType.BF16 to round the factors and the results of matrix multiplications to bf16,
+            as autocast does. Sums of products, and all other operations, are in fp32.
 
     Attributes:
         inputs, outputs, narrow, in_place, resident: see `OpenGraph`.
@@ -91,7 +111,11 @@ class TorchSession:
     resident = True
 
     def __init__(
-        self, model: bytes, given: Sequence[DType | None] = (), processor: str = "cpu"
+        self,
+        model: bytes,
+        given: Sequence[DType | None] = (),
+        processor: str = "cpu",
+        products: DType | None = None,
     ) -> None:
         try:
             import onnx
@@ -103,7 +127,9 @@ class TorchSession:
             if self._processor.type == "cuda":  # full fp32: no TF32
                 torch.backends.cuda.matmul.allow_tf32 = False
                 torch.backends.cudnn.allow_tf32 = False
-            self._program = _Program(graph, self._processor)
+                torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            narrow = _NARROW[products] if products else None
+            self._program = _Program(graph, self._processor, narrow)
         except OperationError as error:
             raise GraphError(str(error)) from None
         except Exception as error:  # noqa: BLE001 - errors of onnx have no common base class
@@ -226,8 +252,11 @@ class _Program:
         constants: tensors by name. Only floating-point tensors are on the accelerator.
     """
 
-    def __init__(self, graph: Any, processor: torch.device) -> None:
+    def __init__(
+        self, graph: Any, processor: torch.device, products: torch.dtype | None = None
+    ) -> None:
         self._processor = processor
+        self._products = products
         self.inputs = [given.name for given in graph.input]
         self.outputs = [output.name for output in graph.output]
         self.constants = {each.name: self._tensor(each) for each in graph.initializer}
@@ -237,8 +266,10 @@ class _Program:
         uses = Counter(name for each in taken for name in each)
         uses.update(self.outputs)
         added = {name for node in nodes if node.op_type == "Add" for name in node.input}
-        products = {node.output[0] for node in nodes if node.op_type == "MatMul"}
-        self._deferred = {name for name in products & added if uses[name] == 1}
+        matmuls = {node.output[0] for node in nodes if node.op_type == "MatMul"}
+        self._deferred = {name for name in matmuls & added if uses[name] == 1}
+        factors = [n for node in nodes for n in node.input[: _FACTORS.get(node.op_type, 0)]]
+        self._repeated = {name for name, count in Counter(factors).items() if count > 1}
         later = {*self.outputs}
         for step, names in zip(reversed(self._steps), reversed(taken), strict=True):
             step.ended = [name for name in {*names, *step.outputs} - later if name]
@@ -254,16 +285,23 @@ class _Program:
         """
         outer = given.keys()
         arrays: _Arrays = {**given, **self.constants}
+        factors: dict[str, Tensor] = {}
         for step in self._steps:
-            for name, value in zip(step.outputs, self._made(step, arrays, into), strict=False):
+            made = self._made(step, arrays, factors, into)
+            for name, value in zip(step.outputs, made, strict=False):
                 arrays[name] = value
             for name in step.ended:
+                factors.pop(name, None)
                 if name not in outer:
                     arrays.pop(name, None)
-        return [_computed(arrays[name]) for name in wanted]
+        return [_widened(_computed(arrays[name])) for name in wanted]
 
     def _made(
-        self, step: _Step, arrays: _Arrays, into: Mapping[str, Tensor]
+        self,
+        step: _Step,
+        arrays: _Arrays,
+        factors: dict[str, Tensor],
+        into: Mapping[str, Tensor],
     ) -> Iterator[_Value] | Sequence[_Value]:
         if step.run is None:
             return self._enclosing(step, arrays)
@@ -275,9 +313,14 @@ class _Program:
             in_place = total is not None and values[0] is total
             return [self._added(values, in_place)]
         given = [_computed(value) if value is not None else None for value in values]
-        if step.name == "Transpose":  # a 16-bit parameter is upcast only where it is used
-            return [step.run(*given)]  # type: ignore[list-item]
-        given = [_widened(value) for value in given]
+        if step.name in _EXACT:  # a 16-bit array is upcast only where it is used
+            made = step.run(*given)
+            return [made] if isinstance(made, Tensor) else made
+        rounded = _FACTORS.get(step.name, 0) if self._products else 0
+        given = [
+            self._factor(name, value, factors) if at < rounded else _widened(value)
+            for at, (name, value) in enumerate(zip(step.inputs, given, strict=True))
+        ]
         if step.name not in _SIZED:
             given = self._together(given)
         if step.name == "MatMul" and step.outputs[0] in self._deferred:
@@ -287,6 +330,17 @@ class _Program:
             return [_Product(a, b)]
         made = step.run(*given)
         return [made] if isinstance(made, Tensor) else made
+
+    def _factor(self, name: str, value: Tensor | None, factors: dict[str, Tensor]) -> Any:
+        """Return a factor of a product in the dtype of products; keep it if it is used again."""
+        if value is None or not value.is_floating_point():
+            return value
+        found = factors.get(name)
+        if found is None:
+            found = value.to(self._processor, self._products)
+            if name in self._repeated:
+                factors[name] = found
+        return found
 
     def _added(self, values: Sequence[_Value], in_place: bool) -> Tensor:
         """Return the sum of two arrays, in the memory of the graph input if `in_place`."""
@@ -310,7 +364,7 @@ class _Program:
             branch: _Program = step.attributes["then_branch" if chosen else "else_branch"]
             return branch.run(arrays, branch.outputs, {})
         body: _Program = step.attributes["body"]
-        given = [_computed(arrays[name]) for name in step.inputs]
+        given = [_widened(_computed(arrays[name])) for name in step.inputs]
         states = given[: len(given) - step.attributes["num_scan_inputs"]]
         scanned = given[len(states) :]
         if any(step.attributes.get("scan_input_directions") or [0]):
@@ -349,7 +403,7 @@ class _Program:
 
         value = onnx.helper.get_attribute_value(attribute)
         if isinstance(value, onnx.GraphProto):
-            return _Program(value, self._processor)
+            return _Program(value, self._processor, self._products)
         if isinstance(value, onnx.TensorProto):
             return self._tensor(value)
         return value

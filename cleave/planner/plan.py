@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
+from cleave.arrays import DType
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
@@ -40,6 +41,8 @@ class DeviceRates:
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction (see `cleave.planner.coding`).
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
+        graph_bf16_flops_per_s: throughput in layer graphs whose matrix products may be in bf16; 0
+            means `graph_flops_per_s`.
     """
 
     device: int
@@ -52,13 +55,23 @@ class DeviceRates:
     codes_downlink: bool = False
     codes_uplink: bool = False
     graph_flops_per_s: float = 0.0
+    graph_bf16_flops_per_s: float = 0.0
 
-    @property
-    def for_graphs(self) -> DeviceRates:
-        """Return a copy of these rates with `flops_per_s` set to the throughput in layer graphs."""
-        if not self.graph_flops_per_s:
-            return self
-        return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
+    def for_graphs(self, dtype: DType = DType.FP32) -> DeviceRates:
+        """Return a copy of these rates with `flops_per_s` set to the throughput in layer graphs.
+
+        Args:
+            dtype: dtype of the training run.
+        """
+        found = self.graph_flops_per_s
+        if dtype is DType.BF16:
+            found = self.graph_bf16_flops_per_s or found
+        return replace(
+            self,
+            flops_per_s=found or self.flops_per_s,
+            graph_flops_per_s=0.0,
+            graph_bf16_flops_per_s=0.0,
+        )
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
         """Return the size of a payload on the downlink in bytes, after any compression."""

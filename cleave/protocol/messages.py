@@ -125,6 +125,7 @@ class Hello(_Always):
     versions: Ids = ()
     features: Texts = ()
     graph_flops_per_s: Rate = 0.0
+    graph_bf16_flops_per_s: Rate = 0.0
 
 
 @dataclass(slots=True)
@@ -192,12 +193,16 @@ class Run(_Always):
 
 @dataclass(slots=True)
 class Graph:
-    """PS to device: store this ONNX graph under this ID. Graphs and arrays share one ID space."""
+    """PS to device: store this ONNX graph under this ID. Graphs and arrays share one ID space.
+
+    `products` is a 16-bit dtype in which the device may compute matrix products, with sums in fp32.
+    """
 
     TYPE: ClassVar[str] = "graph"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
     id: Count
     payload: Any = None
+    products: Text = ""
 
 
 @dataclass(slots=True)

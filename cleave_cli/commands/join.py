@@ -117,6 +117,7 @@ def join(
     import asyncio
     import signal
 
+    from cleave.arrays import DType
     from cleave.device.agent import Agent, AgentSession, Look, Notice, ServerSelection, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
@@ -148,7 +149,7 @@ def join(
     saved = SavedCredentials(state_folder())
     # Measured when the policy first permits computation: of the backend, and of layer graphs.
     chosen: list[Speed] = []
-    in_graphs = 0.0
+    in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
 
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
@@ -199,11 +200,11 @@ def join(
     server_selection = ServerSelection()
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
-        nonlocal in_graphs, memory_bytes
+        nonlocal memory_bytes
         if not chosen:
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
             if memory_bytes >= LEAST_MEMORY_BYTES:
-                in_graphs = graphs.flops_per_s
+                in_graphs.update({each: graphs.flops_per_s(each) for each in (None, DType.BF16)})
                 memory_bytes = int(min(memory_bytes, _OF_ACCELERATOR * graphs.memory_bytes))
         # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))
@@ -231,7 +232,8 @@ def join(
             name=called,
             memory_bytes=memory_bytes,
             flops_per_s=chosen[0].flops_per_s,
-            graph_flops_per_s=in_graphs,
+            graph_flops_per_s=in_graphs.get(None, 0.0),
+            graph_bf16_flops_per_s=in_graphs.get(DType.BF16, 0.0),
             profile=profile,
             kind=kind,
             graphs=graph_session.available(),

@@ -282,7 +282,7 @@ def _own_device(url: str) -> Iterator[OwnDevice]:
     from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines
-        command = [sys.executable, "-m", "cleave_cli", "join", source, "--once", "--runner", "cpu"]
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--once"]
         command += ["--name", f"{socket.gethostname()[:_MOST_HOST_NAME]} (server)"]
         device = OwnDevice(command)
         try:

@@ -82,6 +82,8 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
     if profile.graphs is not None:
         graphs = profile.graphs
         yield "layers as graphs", human_flops_per_s(graphs.flops_per_s), graphs.source
+        if graphs.bf16_flops_per_s:
+            yield "  in bf16", human_flops_per_s(graphs.bf16_flops_per_s), graphs.source
     memory = profile.memory
     installed = f" of {human_bytes(memory.installed_bytes)}" if memory.installed_bytes else ""
     yield "memory offered", human_bytes(memory.bytes) + installed, memory.source

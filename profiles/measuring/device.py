@@ -314,14 +314,15 @@ def measure_device(
     sleep: Callable[[float], None] = time.sleep,
     sensors: Sensors | None = None,
     timer: TileTimer | None = None,
-    graphs: Callable[[], float] = lambda: GraphChoice().flops_per_s,
+    graphs: Callable[[DType | None], float] | None = None,
 ) -> schema.DeviceProfile:
     """Measure this machine for about `settings.total_s` seconds and return its device profile.
 
     Args:
         backend: matrix multiplication backend, already set to `settings.threads` threads.
         timer: measures the tile times of all shapes. None means `backend` in this process.
-        graphs: measures the FLOP/s of layers that run as graphs; returns 0 if graphs cannot run.
+        graphs: measures the FLOP/s of layers that run as graphs, with matrix products in fp32
+            (None) or in a 16-bit dtype; returns 0 if graphs cannot run. `GraphChoice` by default.
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
@@ -375,7 +376,7 @@ def measure_device(
         f"measured, {backend.name}",
     )
     progress("a layer's graph", over_s + settings.grid_s)
-    in_graphs = graphs()
+    in_graphs, in_bf16 = map(graphs or GraphChoice().flops_per_s, (None, DType.BF16))
     kind = settings.kind
     if kind is None:
         kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
@@ -397,7 +398,9 @@ def measure_device(
         ),
         compute=compute,
         memory=_memory(settings, here),
-        graphs=schema.GraphProfile(float(f"{in_graphs:.4g}"), "measured, a layer's graph")
+        graphs=schema.GraphProfile(
+            float(f"{in_graphs:.4g}"), "measured, a layer's graph", float(f"{in_bf16:.4g}")
+        )
         if in_graphs
         else None,
         sustained=sustained,

@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from cleave.arrays import Array
+from cleave.arrays import Array, DType
 from cleave.graphs.noise import noisy
 from cleave.machine.graph_session import GraphSession
+from cleave.machine.torch_session import TorchSession
 
 AMPLITUDE = 2.0**-12
 
@@ -42,6 +43,21 @@ def test_each_run_rounds_otherwise_within_the_amplitude() -> None:
         off = np.abs(one / wanted - 1)
         assert 0.5 * AMPLITUDE < off.max() < 1.01 * AMPLITUDE
     assert not np.array_equal(found[0], found[1])
+
+
+def test_products_in_bf16_are_explained() -> None:
+    """Rounding factors and result to bf16 has less effect than the noise, and a third of it."""
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [8, 4])
+    rng = np.random.default_rng(1)
+    given = {
+        "x": rng.standard_normal((8, 16), np.float32),
+        "w": rng.standard_normal((16, 4), np.float32),
+    }
+    session = GraphSession(noisy(model, AMPLITUDE, narrow_products=True))
+    wanted = GraphSession(model).run(given)["y"]
+    narrow = TorchSession(model, products=DType.BF16).run(given)["y"]
+    moved = [float(np.abs(session.run(given)["y"] - wanted).mean()) for _ in range(20)]
+    assert 1 / 3 < np.abs(narrow - wanted).mean() / np.mean(moved) < 1
 
 
 def test_noise_shows_where_results_cancel() -> None:

@@ -281,7 +281,7 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     assert found == pytest.approx(prepared.plain_losses(), rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_devices_with_other_runners_train_alike_and_none_is_accused(dtype: DType) -> None:
     """All results are audited, by ONNX Runtime. Two of four devices run graphs in PyTorch."""
     prepared = Prepared()

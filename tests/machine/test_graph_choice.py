@@ -103,14 +103,20 @@ class _Machine:
     def choice(self, asked: str = AUTO) -> GraphChoice:
         runners = {partial(self.open, name): name for name in self.there}
 
-        def speed(opens: Any) -> float:
+        def speed(opens: Any, products: DType | None) -> float:
             return self.there[runners[opens]]
 
         every = [Runner(name, opens) for opens, name in runners.items()]
         return GraphChoice(asked, self.said.append, available=lambda: every, speed=speed)
 
-    def open(self, name: str, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        self.opened.append(name)
+    def open(
+        self,
+        name: str,
+        model: bytes,
+        given: Sequence[DType | None] = (),
+        products: DType | None = None,
+    ) -> GraphSession:
+        self.opened.append(f"{name} {products.value}" if products else name)
         if name != CPU and (self.refused is None or model in self.refused):
             raise GraphError("its driver is missing")
         session = _Worse(model, threads=1)
@@ -176,7 +182,7 @@ def test_the_fastest_runner_is_taken(there: dict[str, float], fastest: str) -> N
     choice = machine.choice()
     choice(adding())
     assert machine.opened[-1] == fastest
-    assert choice.flops_per_s == there[fastest]
+    assert choice.flops_per_s() == there[fastest]
     compared = [name for name in there if name != "torch:cpu"]
     told = [text for text in machine.said if " runs graphs at " in text]
     assert sorted(text.partition(" ")[0] for text in told) == sorted(compared)
@@ -226,13 +232,13 @@ def test_an_accelerator_that_breaks_is_passed_over(at: str, words: str) -> None:
         def upload(self, array: Array) -> Array:
             raise RuntimeError(words)
 
-    def broken(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+    def broken(model: bytes, given: Any = (), products: Any = None) -> GraphSession:
         return Broken(model, 1)
 
-    def exact(model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
+    def exact(model: bytes, given: Any = (), products: Any = None) -> GraphSession:
         return GraphSession(model, 1)
 
-    def speed(opens: Any) -> float:
+    def speed(opens: Any, products: DType | None) -> float:
         if opens is broken:
             raise GraphError(words)
         return 1e9
@@ -242,7 +248,7 @@ def test_an_accelerator_that_breaks_is_passed_over(at: str, words: str) -> None:
     choice = GraphChoice(
         AUTO, said.append, available=lambda: every, speed=speed if at == "speed" else None
     )
-    assert choice.flops_per_s > 0
+    assert choice.flops_per_s() > 0
     assert choice.memory_bytes == np.inf
     assert said[0] == f"torch:xyz does not run graphs: {words or 'RuntimeError'}"
     assert said[-1].startswith("cpu runs graphs at ")
@@ -287,15 +293,54 @@ def test_a_machine_on_which_nothing_is_exact_runs_no_graph(asked: str) -> None:
     for _ in range(2):
         with pytest.raises(GraphError, match="cpu does not run graphs: in its self-test it is off"):
             choice(adding())
-    assert choice.flops_per_s == 0
+    assert choice.flops_per_s() == 0
     assert choice.memory_bytes == np.inf
     assert len(machine.said) == (1 if asked == CPU else 2)
 
 
+@pytest.mark.parametrize(
+    ("in_bf16", "bits", "opened"),
+    [(9e12, 8, "torch:cuda bf16"), (2e12, 8, "torch:cuda"), (9e12, 5, "torch:cuda")],
+)
+def test_products_in_bf16_are_computed_so_where_that_is_faster_and_precise(
+    in_bf16: float, bits: int, opened: str
+) -> None:
+    """The fp32 runner is taken if bf16 is slower, or if products have only 5 bits."""
+    machine = _Machine(exact=(*ALL,))
+
+    def open_one(model: bytes, given: Any = (), products: DType | None = None) -> GraphSession:
+        machine.opened.append(f"torch:cuda {products.value}" if products else "torch:cuda")
+        session = _Worse(model, threads=1)
+        if products and b"MatMul" in model:
+            session.given = session.found = _keeping(bits)
+        return session
+
+    def speed(opens: Any, products: DType | None) -> float:
+        return {None: 5e12, DType.BF16: in_bf16}[products] if opens is open_one else 2e11
+
+    every = [
+        Runner(CPU, partial(machine.open, CPU)),
+        Runner("torch:cuda", open_one, multiplies_in=(DType.BF16,)),
+    ]
+    choice = GraphChoice(AUTO, machine.said.append, available=lambda: every, speed=speed)
+    for products, runner in ((DType.BF16, opened), (None, "torch:cuda")):
+        choice(adding(), (), products)
+        assert machine.opened[-1] == runner
+    assert choice.flops_per_s() == 5e12
+    assert choice.flops_per_s(DType.BF16) == (in_bf16 if opened.endswith("bf16") else 5e12)
+    assert any("with products in bf16 does not run graphs" in said for said in machine.said) == (
+        bits < 8
+    )
+
+
 def test_the_runners_of_this_machine_are_exact() -> None:
-    every = [examined(runner, lambda _: 1e9) for runner in runners()]
+    every = [examined(runner, lambda *_: 1e9) for runner in runners()]
     assert [one.runner.name for one in every][:2] == ["cpu", "torch:cpu"]
     assert not any(one.fault for one in every), every
+    torch_cpu = runners()[1]
+    narrow = examined(torch_cpu, lambda *_: 1e9, DType.BF16)
+    assert not narrow.fault, narrow
+    assert narrow.text.startswith("torch:cpu with products in bf16 runs graphs at 1 GFLOP/s")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from tests.onnx_models import adding
 SIX: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def _session(model: bytes, given: Sequence[DType | None]) -> GraphSession:
+def _session(model: bytes, given: Sequence[DType | None], _: Any = None) -> GraphSession:
     return GraphSession(narrowed(model, given), threads=1)
 
 
@@ -205,7 +205,7 @@ def test_what_a_failed_run_was_to_make_is_not_there() -> None:
 def test_a_graph_is_made_ready_once() -> None:
     made = []
 
-    def make(model: bytes, given: Sequence[DType | None]) -> GraphSession:
+    def make(model: bytes, given: Sequence[DType | None], _: Any) -> GraphSession:
         made.append(bytes(model))
         return _session(model, given)
 

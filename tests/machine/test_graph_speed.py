@@ -37,7 +37,7 @@ class Steady(GraphSession):
 @pytest.mark.parametrize("row_s", [1e-5, 1e-4, 0.1, 20.0])
 def test_the_speed_is_what_a_run_shows(row_s: float) -> None:
     steady = Steady(row_s)
-    found = measured_graphs(lambda *_: steady, steady.clock)
+    found = measured_graphs(lambda *_: steady, clock=steady.clock)
     assert found == pytest.approx(layer_flops(1) / row_s, rel=1e-3)
     assert (len(steady.given["x"]) > 2) == (row_s < 1e-2)
     assert len(steady.given["x"]) <= 128
@@ -47,7 +47,7 @@ def test_the_layer_is_one() -> None:
     """Its attention mixes tokens, and leaves sequences apart."""
     steady = Steady(1.0)
     session = GraphSession(layer(), 1)
-    measured_graphs(lambda *_: steady, steady.clock)
+    measured_graphs(lambda *_: steady, clock=steady.clock)
     (y,) = session.run(steady.given).values()
     x = steady.given["x"].copy()
     assert y.shape == x.shape
@@ -58,7 +58,7 @@ def test_the_layer_is_one() -> None:
 
 
 def test_no_speed_where_no_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(model: bytes, given: Any) -> Steady:
+    def refused(model: bytes, given: Any, products: Any) -> Steady:
         raise GraphError("none here")
 
     assert measured_graphs(refused) == 0

@@ -318,6 +318,54 @@ def test_sums_are_added_in_place_and_narrow_parameters_stay_narrow(dtype: DType)
                 )
 
 
+def _bf16(array: Array) -> Array:
+    return arrays.Buffer(arrays.narrow(array, DType.BF16), DType.BF16).float32()
+
+
+def test_products_round_their_factors_and_their_result_to_bf16_and_nothing_else() -> None:
+    shapes = {"x": ArrayType(["batch", 64]), "w": ArrayType([64, 8]), "b": ArrayType([8])}
+    two = ArrayType(["batch", 8])
+    nodes = [
+        Node("MatMul", ["x", "w"], ["y"]),
+        Node("Relu", ["y"], ["active"]),
+        Node("Add", ["active", "b"], ["z"]),
+    ]
+    model = written(nodes, shapes, {"y": two, "z": two})
+    random = np.random.default_rng(3)
+    feed = {
+        "x": random.standard_normal((5, 64), np.float32),
+        "w": random.standard_normal((64, 8), np.float32),
+        "b": random.standard_normal(8, np.float32),
+    }
+    found = TorchSession(model, products=DType.BF16).run(feed)
+    exact = _bf16(feed["x"]).astype(np.float64) @ _bf16(feed["w"])
+    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(found["y"], _bf16(found["y"]))  # rounded
+    np.testing.assert_allclose(found["y"], exact, rtol=2**-8)  # from a sum in fp32
+    np.testing.assert_array_equal(found["z"], np.maximum(found["y"], 0) + feed["b"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opt", "llama", "qwen3", "gemma2", "phi", "gpt2"])
+def test_layers_and_the_loss_with_products_in_bf16(family: str) -> None:
+    graphs = graphs_of(small_model(family))
+    assert graphs.loss is not None
+    layer = graphs.layers[0]
+    for model in (layer.forward, layer.backward, graphs.loss.graph):
+        mine = TorchSession(model, products=DType.BF16)
+        feed = _feed(model)
+        wanted = GraphSession(model, 1).run(feed)
+        found = mine.run(feed)
+        into = {output: torch.tensor(feed[name]) for output, name in mine.in_place.items()}
+        given = {name: mine.upload(array) for name, array in feed.items()}
+        given |= {mine.in_place[output]: total for output, total in into.items()}
+        in_place = mine.run_into(given, into)
+        for name, array in wanted.items():
+            size = np.linalg.norm(array)
+            assert np.linalg.norm(found[name] - array) <= 0.02 * size + 1e-6
+            np.testing.assert_allclose(in_place[name].numpy(), found[name], atol=1e-5 + 0.01 * size)
+
+
 # --- on a device --------------------------------------------------------------------------------
 
 
@@ -346,7 +394,7 @@ def test_arrays_stay_on_the_processor_between_runs() -> None:
     for number in range(3):
         after = Kept(24, replaces=before)
         order = GraphRun(number, graph, [stored(x), w, before], [after], 0)
-        run_graph(order, lambda model, given: Counted(model, given))
+        run_graph(order, lambda model, given, _: Counted(model, given))
         assert isinstance(after.value, torch.Tensor)
         before = after
     assert uploads.count(3) == 1

@@ -92,7 +92,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
         clock=clock,
         sleep=clock.sleep,
         sensors=Sensors(tmp_path),
-        graphs=lambda: 2e11,
+        graphs=lambda products: 5e11 if products else 2e11,
     )
 
 
@@ -262,7 +262,7 @@ def test_a_profile_of_a_known_device(measured: DeviceProfile) -> None:
             found = entry.models[layout].seconds(333, 222, 111)
             assert found == pytest.approx(model.seconds(333, 222, 111), rel=0.01)
         assert entry.flops_per_s < 1e11
-    assert profile.graphs == GraphProfile(2e11, "measured, a layer's graph")
+    assert profile.graphs == GraphProfile(2e11, "measured, a layer's graph", 5e11)
     assert profile.power is None  # nothing measures it
     assert profile.host is not None
     assert profile.host.threads == 1

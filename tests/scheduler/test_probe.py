@@ -108,7 +108,7 @@ class Joining:
     def rate_in_graphs(self) -> float:
         rates = self.manager.sessions[1].rates
         assert rates is not None
-        return rates.for_graphs.flops_per_s
+        return rates.for_graphs().flops_per_s
 
 
 def _sent(orders: object) -> list[Message]:

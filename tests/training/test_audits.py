@@ -29,6 +29,7 @@ from benchmarks.stage_audits import (
 )
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
+from cleave.machine.graph_choice import open_in_torch
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stages.outcomes import PassDone, StepResult
 from cleave.training.stages import audits
@@ -267,6 +268,33 @@ def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
         assert auditor.counters.again > 0  # rounding alone does not explain it
         assert factor > 1 or not auditor.counters.faults
         assert fleet.device_count == (2 if factor > 1 else 3)
+
+
+@pytest.mark.parametrize("family", ["opt", nightly("llama"), nightly("gpt2")])
+@pytest.mark.parametrize("lie", [None, activation, sums])
+def test_products_in_bf16_are_not_accused_and_do_not_hide_lies(
+    family: str, lie: Place | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated devices compute products in bf16, and audits in fp32, with ReLU's kinks."""
+    opened: list[DType | None] = []
+
+    def in_torch(model: bytes, given: Sequence[DType | None], products: DType | None) -> Any:
+        opened.append(products)
+        return open_in_torch("cpu", model, given, products)
+
+    monkeypatch.setattr("emulator.realtime.open_in_process", in_torch)
+    monkeypatch.setattr("emulator.virtual.open_in_process", in_torch)
+    model = small_model(family)
+    (ids,) = batches(1)
+    liars = [] if lie is None else [Scaled(lie, 1.3)]
+    with fleet_of(*liars, devices=3) as fleet:
+        auditor = Auditor(100.0, random.Random(1))  # everything
+        found = staged(model, fleet, auditor=auditor, dtype=DType.BF16, loss=False)
+        found.gradients(rows(ids))
+        assert opened
+        assert set(opened) == {DType.BF16}
+        assert auditor.counters.again > 0  # fp32 would not explain these errors
+        assert bool(auditor.counters.faults) == (lie is not None)
 
 
 @pytest.mark.parametrize(("seeds", "dtypes"), [(1, [DType.BF16]), nightly(2, DTYPES)])

@@ -17,7 +17,7 @@ from cleave.device.host.policy import parse_memory
 
 _SPEED: Final = """
 from cleave.machine.graph_choice import GraphChoice
-print(GraphChoice().flops_per_s)
+print(GraphChoice().flops_per_s())
 """
 
 

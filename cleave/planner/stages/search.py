@@ -62,7 +62,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
             f"a step of {len(model.layers)} layers and {len(model.tokens)} micro-batches has "
             "nothing to plan; it needs at least one of each"
         )
-    devices = [device.for_graphs for device in devices]
+    devices = [device.for_graphs() for device in devices]
     tables = StageTables(model)
     able = _able(tables, sorted(devices, key=lambda device: device.device))
     if len(able) <= len(model.cuts):

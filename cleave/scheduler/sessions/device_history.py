@@ -137,6 +137,7 @@ class DeviceHistory:
             session.rates,
             flops_per_s=flops_per_s,
             graph_flops_per_s=0.0 if slowed else session.rates.graph_flops_per_s,
+            graph_bf16_flops_per_s=0.0 if slowed else session.rates.graph_bf16_flops_per_s,
             downlink_bytes_per_s=left.rates.downlink_bytes_per_s,
             uplink_bytes_per_s=left.rates.uplink_bytes_per_s,
             latency_s=left.rates.latency_s,

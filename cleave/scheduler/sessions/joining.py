@@ -91,6 +91,7 @@ def stated_rates(session: int, hello: Hello) -> DeviceRates:
             uplink_bytes_per_s=hello.uplink_bytes_per_s,
             flops_per_s=hello.flops_per_s or ASSUMED_FLOPS_PER_S,
             graph_flops_per_s=hello.graph_flops_per_s or GRAPH_SHARE * hello.flops_per_s,
+            graph_bf16_flops_per_s=hello.graph_bf16_flops_per_s,
             latency_s=hello.latency_s,
             memory_bytes=hello.memory_bytes,
             dtypes=hello.dtypes,
@@ -105,11 +106,15 @@ def bounded(rates: DeviceRates) -> DeviceRates:
         downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
         uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
         flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
-        graph_flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.graph_flops_per_s)
-        if rates.graph_flops_per_s > 0
-        else 0.0,
+        graph_flops_per_s=_stated_flops_per_s(rates.graph_flops_per_s),
+        graph_bf16_flops_per_s=_stated_flops_per_s(rates.graph_bf16_flops_per_s),
         latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
     )
+
+
+def _stated_flops_per_s(value: float) -> float:
+    """Return a throughput within the protocol's limits; 0 if none is stated."""
+    return _within(limits.MIN_FLOPS_PER_S, value) if value > 0 else 0.0
 
 
 def _within(least: float, value: float) -> float:
@@ -300,7 +305,9 @@ class Joining:
             session.features -= {Feature.CODING}
         session.rates = stated_rates(session.id, hello)
         session.claimed_flops_per_s = session.rates.flops_per_s
-        session.claimed_graph_flops_per_s = session.rates.graph_flops_per_s
+        session.claimed_graph_flops_per_s = max(
+            session.rates.graph_flops_per_s, session.rates.graph_bf16_flops_per_s
+        )
 
     def _ready(self, session: Session) -> Sequence[Decision]:
         session.state = DeviceState.READY

@@ -78,6 +78,7 @@ class Estimate:
             uplink_bytes_per_s=rates.uplink_bytes_per_s / self.slowness,
             flops_per_s=rates.flops_per_s / self.slowness,
             graph_flops_per_s=rates.graph_flops_per_s / self.slowness,
+            graph_bf16_flops_per_s=rates.graph_bf16_flops_per_s / self.slowness,
             latency_s=rates.latency_s + self.late_s / 2,
         )
 

@@ -306,7 +306,12 @@ class Probe:
             last = took_s >= enough_s or pairs * _GROWTH > _SPEED_PAIRS
             pairs = pairs if last else pairs * _GROWTH
         if CLAIM * shown < claimed:
-            self.device = replace(self.device, flops_per_s=shown, graph_flops_per_s=0.0)
+            self.device = replace(
+                self.device,
+                flops_per_s=shown,
+                graph_flops_per_s=0.0,
+                graph_bf16_flops_per_s=0.0,
+            )
 
     def _send(self, step: _Step, now_s: float) -> list[Message]:
         left, right, self._run = next(self._ids), next(self._ids), next(self._ids)

@@ -469,7 +469,8 @@ class StageDevice:
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
-            self._send(messages.Graph(id, graph.model), kind=TrafficKind.GRAPHS)
+            message = messages.Graph(id, graph.model, graph.products)
+            self._send(message, kind=TrafficKind.GRAPHS)
         return id
 
     def _forget(self, array: StageArray) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
+from cleave.arrays import DType
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
@@ -69,6 +70,7 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
+        self._dtype = DType.FP32  # of the last step
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
@@ -90,7 +92,7 @@ class StageRuns:
     def able(self) -> dict[int, DeviceRates]:
         """Return the graph rates of the devices that may train whole layers now, by device ID."""
         return {
-            s.id: s.rates.for_graphs
+            s.id: s.rates.for_graphs(self._dtype)
             for s in list(self._sessions.values())  # the training thread also calls this
             if s.rates is not None
             and s.state is DeviceState.READY
@@ -178,6 +180,7 @@ class StageRuns:
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
+        self._dtype = DType(work.dtype)
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
 
@@ -260,7 +263,12 @@ class StageRuns:
                 continue
             most = _BELIEVED * max(session.claimed_flops_per_s, session.claimed_graph_flops_per_s)
             flops_per_s = min(used.flops / used.compute_s, most)
-            if not 1 / _CHANGED < flops_per_s / rates.for_graphs.flops_per_s < _CHANGED:
+            before = rates.for_graphs(self._dtype).flops_per_s
+            if 1 / _CHANGED < flops_per_s / before < _CHANGED:
+                continue
+            if self._dtype is DType.BF16:
+                found.append((session, replace(rates, graph_bf16_flops_per_s=flops_per_s)))
+            else:
                 found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))
         return found
 

@@ -60,11 +60,13 @@ class StageGraph:
 
     Attributes:
         inputs, outputs: names of the graph's inputs and outputs, in order.
+        products: the 16-bit dtype in which devices may compute matrix products; empty for fp32.
     """
 
     model: bytes  # the serialized ONNX model
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    products: str = ""
 
     @property
     def nbytes(self) -> int:

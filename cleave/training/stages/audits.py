@@ -436,7 +436,9 @@ class Auditor:
     def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
         key = graph, noise is not None
         if key not in self._sessions:
-            model = graph.model if noise is None else noisy(graph.model, ROUNDING)
+            model = graph.model
+            if noise is not None:
+                model = noisy(model, ROUNDING, narrow_products=bool(graph.products))
             self._sessions[key] = GraphSession(model)
         session = self._sessions[key]
         shaped = {

@@ -38,6 +38,7 @@ class StagePlans:
 
     Args:
         ps: speed of the PS.
+        dtype: dtype of the training run.
         gradients: wire dtype of parameter gradients.
         tiles: forecasts the duration of a step by tiles. If tiles or the PS alone would be faster,
             `worthwhile` is False. None to always train by stages.
@@ -57,6 +58,7 @@ class StagePlans:
         runtime: FleetRuntime,
         planner: StagePlanner,
         ps: PsCompute,
+        dtype: DType,
         gradients: DType,
         *,
         tiles: TilesForecaster | None,
@@ -72,6 +74,7 @@ class StagePlans:
         self._planner = planner
         self._alone = ps  # the PS's speed without other work
         self._ps = ps  # its speed as measured in steps, without its own device
+        self._dtype = dtype
         self._gradients = gradients
         self._tiles = tiles
         self._waits = waits
@@ -97,7 +100,8 @@ class StagePlans:
         The PS's own device measured its speed while the PS was idle. Until that device has run a
         step, its speed is therefore limited to what the PS's own work leaves free.
         """
-        devices, own = self._runtime.stage_devices(), self._runtime.own_devices()
+        able, own = self._runtime.stage_devices(), self._runtime.own_devices()
+        devices = {device: rates.for_graphs(self._dtype) for device, rates in able.items()}
         if devices.keys() <= own:
             return {}
         if self._own_device_is_new:

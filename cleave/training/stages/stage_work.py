@@ -64,18 +64,23 @@ class Sent:
 
     def __init__(self, *, changing: bool = False) -> None:
         self._changing = changing
-        self._graphs: dict[bytes, StageGraph] = {}
+        self._graphs: dict[tuple[bytes, DType], StageGraph] = {}
         # The last part of the key is the range of sent rows: first row and stop; None for all rows.
         self._frozen: dict[tuple[int, DType, tuple[int, int] | None], _Frozen] = {}
 
-    def graph(self, model: bytes) -> StageGraph:
-        """Return the `StageGraph` of a serialized ONNX model. Each model is parsed only once."""
-        if model not in self._graphs:
+    def graph(self, model: bytes, dtype: DType) -> StageGraph:
+        """Return the `StageGraph` of a serialized ONNX model. Each model is parsed only once.
+
+        Args:
+            dtype: dtype of the training run, in which devices may compute matrix products.
+        """
+        if (model, dtype) not in self._graphs:
             graph = onnx.load_model_from_string(model).graph
             inputs = tuple(one.name for one in graph.input)
             outputs = tuple(one.name for one in graph.output)
-            self._graphs[model] = StageGraph(model, inputs, outputs)
-        return self._graphs[model]
+            products = "" if dtype is DType.FP32 else dtype.value
+            self._graphs[model, dtype] = StageGraph(model, inputs, outputs, products)
+        return self._graphs[model, dtype]
 
     def frozen(
         self,
@@ -161,10 +166,13 @@ class ModelWork:
         self._message_bytes = message_bytes
         self._sent = sent or Sent()
         self._layers = [
-            tuple(self._sent.graph(model) for model in (g.forward, g.backward, g.from_activations))
+            tuple(
+                self._sent.graph(model, dtype)
+                for model in (g.forward, g.backward, g.from_activations)
+            )
             for g in graphs.layers
         ]
-        self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph)
+        self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph, dtype)
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
@@ -271,8 +279,8 @@ class ModelWork:
         parameters |= {names.SCALE: scale, names.FIRST: self._extra_array(torch.tensor([first]))}
         rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
         return SliceWork(
-            self._sent.graph(graphs.forward),
-            self._sent.graph(graphs.backward),
+            self._sent.graph(graphs.forward, self.dtype),
+            self._sent.graph(graphs.backward, self.dtype),
             parameters,
             {n: sum_shape(tensor) for n, tensor in rows.items()},
             targets,

@@ -126,6 +126,7 @@ export const SCHEMAS = {
       versions: optional(Kind.COUNTS, () => []),
       features: optional(Kind.TEXTS, () => []),
       graph_flops_per_s: optional(Kind.REAL, zero),
+      graph_bf16_flops_per_s: optional(Kind.REAL, zero),
     },
     payload: false,
   },
@@ -170,7 +171,10 @@ export const SCHEMAS = {
     },
     payload: false,
   },
-  graph: { fields: { id: required(Kind.ID) }, payload: true },
+  graph: {
+    fields: { id: required(Kind.ID), products: optional(Kind.TEXT, empty) },
+    payload: true,
+  },
   concat: { fields: { id: required(Kind.ID), ids: required(Kind.INPUTS) }, payload: false },
   run_graph: {
     fields: {

@@ -26,7 +26,8 @@ public enum MessageType {
             optional("kind", Kind.TEXT, ""),
             optional("versions", Kind.IDS, Collections.emptyList()),
             optional("features", Kind.TEXTS, Collections.emptyList()),
-            optional("graph_flops_per_s", Kind.REAL, 0.0)),
+            optional("graph_flops_per_s", Kind.REAL, 0.0),
+            optional("graph_bf16_flops_per_s", Kind.REAL, 0.0)),
     WELCOME(
             false,
             required("device", Kind.ID),
@@ -56,7 +57,7 @@ public enum MessageType {
             required("transpose_a", Kind.BOOL),
             required("transpose_b", Kind.BOOL),
             required("out", Kind.TEXT)),
-    GRAPH(true, required("id", Kind.ID)),
+    GRAPH(true, required("id", Kind.ID), optional("products", Kind.TEXT, "")),
     CONCAT(false, required("id", Kind.ID), required("ids", Kind.INPUTS)),
     RUN_GRAPH(
             false,
