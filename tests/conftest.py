@@ -21,6 +21,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from tests.examples import examples, thorough
 from tests.log_lines import LogLines, logged
+from tests.machine import swiftshader
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code, and so
 # would looking how long examples take to draw.
@@ -88,6 +89,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ]
     if find_spec("wandb") is None:
         missing.append("curves in Weights & Biases: pip install 'cleave-train[wandb]'")
+    if swiftshader.environment() is None or find_spec("onnxruntime_ep_webgpu") is None:
+        how = "Chromium, libvulkan1 and pip install 'cleave-train[gpu]'"
+        missing.append(f"graphs through WebGPU: install {how}")
     if missing:
         terminalreporter.section("not tested on this machine")
         for line in missing:

@@ -21,6 +21,7 @@ import numpy as np
 
 from cleave.arrays import Array, DType
 from cleave.errors import UsageError
+from cleave.machine import webgpu_session
 from cleave.machine.backends import SHORT_NAMES, torch_devices
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
@@ -30,7 +31,7 @@ from cleave.machine.onnx_graph import ArrayType, Node, written
 AUTO: Final = "auto"  # name that selects the fastest runner on the command line
 CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
 _FORMER: Final = ("coreml", "directml")  # providers that installed services may still name
-_NAMES: Final = (AUTO, CPU, "torch", "torch:cpu", *SHORT_NAMES.values())
+_NAMES: Final = (AUTO, CPU, webgpu_session.NAME, "torch", "torch:cpu", *SHORT_NAMES.values())
 
 MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None], DType | None], OpenGraph]
 """Opens a graph. The second argument is the dtype of each input, or None if the input is not
@@ -94,11 +95,21 @@ def runners(*, torch: bool = True) -> list[Runner]:
         torch: whether to import PyTorch, which needs 400 MB of memory, to find its processors.
     """
     found = [Runner(CPU, open_on_cpu)]
+    if webgpu_session.installed():
+        found.append(Runner(webgpu_session.NAME, open_on_webgpu))
     for each in torch_devices() if torch else ():
         memory = partial(_free_bytes, each)
         narrow = (DType.BF16,) if each != "cpu" or cpu_multiplies_bf16() else ()
         found.append(Runner(f"torch:{each}", partial(open_in_torch, each), memory, narrow))
     return found
+
+
+def open_on_webgpu(
+    model: bytes, given: Sequence[DType | None] = (), products: DType | None = None
+) -> OpenGraph:
+    """Open a graph on a GPU through WebGPU. 16-bit inputs are upcast before they are uploaded."""
+    del given, products
+    return webgpu_session.WebgpuSession(model)
 
 
 def cpu_multiplies_bf16() -> bool:

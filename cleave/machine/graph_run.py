@@ -16,6 +16,7 @@ from cleave.machine.backends import StoredArray, as_buffer
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_session import GraphError, OpenGraph
+from cleave.machine.webgpu_session import WebgpuArray, WebgpuSession
 
 # Element types of arrays that are not floating-point, which only graphs can take as inputs.
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
@@ -233,6 +234,7 @@ def _may_write(given: GraphInput, output: Kept) -> bool:
 def fetch(order: FetchRun) -> memoryview:
     """Return the requested rows as bytes, or raise GraphError if the array lacks them."""
     value = _value(order.array)
+    value = value.numpy() if isinstance(value, WebgpuArray) else value
     rows = value.reshape(-1, order.columns) if _elements(value) % order.columns == 0 else None
     is_fp32 = str(value.dtype).endswith("float32")
     if rows is None or not is_fp32 or order.first_row + order.rows > len(rows):
@@ -240,12 +242,17 @@ def fetch(order: FetchRun) -> memoryview:
             f"an array of shape {tuple(value.shape)} has no rows {order.first_row} to "
             f"{order.first_row + order.rows} of {order.columns} columns"
         )
-    part = rows[order.first_row : order.first_row + order.rows]
-    if not isinstance(part, np.ndarray):  # a tensor of PyTorch
-        part = part.cpu().numpy()
+    part = _on_host(rows[order.first_row : order.first_row + order.rows])
     if isinstance(order.array, Kept) and order.out is DType.FP32:
         order.array.returned = True
     return arrays.Buffer(arrays.narrow(part, order.out), order.out).pack()
+
+
+def _on_host(value: Any) -> Any:
+    """Return an array as a numpy array; `value` may be in the memory of any processor."""
+    if isinstance(value, np.ndarray):
+        return value
+    return value.numpy() if isinstance(value, WebgpuArray) else value.cpu().numpy()
 
 
 def _elements(value: Any) -> int:
@@ -286,9 +293,15 @@ def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
         value = _shaped(shape, given, narrow)
         if isinstance(value, np.ndarray):
             return session.upload(value)
-        return value if session.resident else value.cpu().numpy()
+        if session.resident and isinstance(value, WebgpuArray) == isinstance(
+            session, WebgpuSession
+        ):
+            return value
+        return session.upload(_on_host(value))
     is_upcast = isinstance(given, StoredArray | Concatenated) and given.dtype is not DType.FP32
-    if given is None or (is_upcast and narrow is None):  # an activation, which is used once
+    is_fixed = all(isinstance(size, int) for size in shape)
+    # An activation has a dynamic shape, and is used once.
+    if given is None or (is_upcast and narrow is None and not is_fixed):
         return session.upload(_shaped(shape, given, narrow))
     if given.uploaded is None or given.uploaded[0] != narrow:
         given.uploaded = narrow, session.upload(_shaped(shape, given, narrow))

@@ -129,13 +129,7 @@ class GraphSession:
             import onnxruntime
         except ImportError as error:
             raise GraphError(f"ONNX Runtime is not available: {error}") from None
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _NO_MESSAGES
-        options.intra_op_num_threads = _threads() if threads is None else threads
-        options.inter_op_num_threads = 1
-        # ONNX Runtime's memory patterns save no time but need more memory: 750 MB instead of 450 MB
-        # for a layer with 4096 tokens.
-        options.enable_mem_pattern = False
+        options = session_options(threads)
         if shares_memory:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
@@ -144,21 +138,12 @@ class GraphSession:
         # have no other common subexpressions. Constant folding would keep large results in memory
         # for the whole session.
         disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
-        # A malicious graph could load local files as constants, so use a folder that cannot exist.
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path",
-            os.path.join(os.devnull, "nothing"),
-        )
-        # Refuse ONNX Runtime's own model format, which `check_graph` cannot check.
-        options.add_session_config_entry("session.load_model_format", "ONNX")
-        # Spinning threads would slow down other processes of this machine.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
                 model, options, [CPU_PROVIDER], disabled_optimizers=disabled
             )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
-            raise GraphError(f"ONNX Runtime refuses the graph: {_first_line(error)}") from None
+            raise GraphError(f"ONNX Runtime refuses the graph: {first_line(error)}") from None
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -189,7 +174,7 @@ class GraphSession:
         try:
             found = self._session.run(wanted, feed)
         except Exception as error:  # noqa: BLE001 - see above
-            raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
+            raise GraphError(f"the graph cannot be run: {first_line(error)}") from None
         return dict(zip(wanted or self.outputs, found, strict=True))
 
     def run_into(
@@ -218,7 +203,7 @@ class GraphSession:
             self._session.run_with_iobinding(binding)
             found = binding.get_outputs()
         except Exception as error:  # noqa: BLE001 - see above
-            raise GraphError(f"the graph cannot be run: {_first_line(error)}") from None
+            raise GraphError(f"the graph cannot be run: {first_line(error)}") from None
         return {
             name: into[name] if name in into else value.numpy()
             for name, value in zip(wanted or self.outputs, found, strict=True)
@@ -245,6 +230,33 @@ class GraphSession:
         }
 
 
+def session_options(threads: int | None = None) -> Any:
+    """Return options for a session of ONNX Runtime that runs graphs of an untrusted PS.
+
+    Args:
+        threads: number of threads; None as in `GraphSession`.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _NO_MESSAGES
+    options.intra_op_num_threads = _threads() if threads is None else threads
+    options.inter_op_num_threads = 1
+    # ONNX Runtime's memory patterns save no time but need more memory: 750 MB instead of 450 MB
+    # for a layer with 4096 tokens.
+    options.enable_mem_pattern = False
+    # A malicious graph could load local files as constants, so use a folder that cannot exist.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path",
+        os.path.join(os.devnull, "nothing"),
+    )
+    # Refuse ONNX Runtime's own model format, which `check_graph` cannot check.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # Spinning threads would slow down other processes of this machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
 @cache
 def _make_shared_memory() -> None:
     """Create the arena that the sessions of this process share. Later calls do nothing."""
@@ -262,5 +274,6 @@ def _threads() -> int:
     return int(asked) if asked.isdigit() else 0
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, shortened."""
     return str(error).strip().partition("\n")[0][:300]

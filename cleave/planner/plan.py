@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from cleave.arrays import DType
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
 
 
@@ -57,14 +56,14 @@ class DeviceRates:
     graph_flops_per_s: float = 0.0
     graph_bf16_flops_per_s: float = 0.0
 
-    def for_graphs(self, dtype: DType = DType.FP32) -> DeviceRates:
+    def for_graphs(self, dtype: str = "fp32") -> DeviceRates:
         """Return a copy of these rates with `flops_per_s` set to the throughput in layer graphs.
 
         Args:
             dtype: dtype of the training run.
         """
         found = self.graph_flops_per_s
-        if dtype is DType.BF16:
+        if dtype == "bf16":
             found = self.graph_bf16_flops_per_s or found
         return replace(
             self,

@@ -38,7 +38,7 @@ RunnerName = Annotated[
     Option(
         "--runner",
         "--provider",
-        help="What runs graphs of layers: auto, cpu, torch, torch:cpu, cuda, mps or xpu. "
+        help="What runs graphs of layers: auto, cpu, webgpu, torch, torch:cpu, cuda, mps or xpu. "
         "(--provider is the old name.)",
     ),
 ]

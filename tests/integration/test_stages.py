@@ -20,6 +20,7 @@ from cleave.arrays import DType
 from cleave.fleet.own_device import OwnDevice
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
+from cleave.machine import webgpu_session
 from cleave.planner import forecast
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
@@ -48,6 +49,7 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
+from tests.machine import swiftshader
 from tests.training.test_staged import KEPT, EvenStages, SlicedLoss
 
 pytestmark = pytest.mark.slow
@@ -282,15 +284,23 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
-def test_devices_with_other_runners_train_alike_and_none_is_accused(dtype: DType) -> None:
-    """All results are audited, by ONNX Runtime. Two of four devices run graphs in PyTorch."""
+def test_devices_with_other_runners_train_alike_and_none_is_accused(
+    dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All results are audited, by ONNX Runtime. Others run graphs in PyTorch and by WebGPU."""
     prepared = Prepared()
+    in_software = swiftshader.environment() if webgpu_session.installed() else None
+    for name, value in (in_software or {}).items():
+        monkeypatch.setenv(name, value)
+    runners = ("cpu", "torch:cpu", "torch:cpu", "webgpu" if in_software else "cpu")
     auditor = Auditor(1.0, random.Random(1))
     options = ("--backend", "numpy", "--threads", "1", "--json")
     with cleave.serve(stages_on="any") as server, ExitStack() as devices:
-        for runner in ("cpu", "torch:cpu") * 2:
+        for runner in runners:
             joining = started("join", server.url, "--runner", runner, *options)
-            devices.enter_context(joining)
+            _, lines = devices.enter_context(joining)
+            said = wait_for_event(lines, "note")["text"]
+            assert said.startswith(f"{runner} runs graphs at ")
         server.fleet.wait_for(4, WAIT_S)
         work = ModelWork(prepared.model, prepared.graphs, dtype)
         runtime = server.fleet.runtime

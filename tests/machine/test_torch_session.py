@@ -361,7 +361,7 @@ def test_layers_and_the_loss_with_products_in_bf16(family: str) -> None:
         given |= {mine.in_place[output]: total for output, total in into.items()}
         in_place = mine.run_into(given, into)
         for name, array in wanted.items():
-            size = np.linalg.norm(array)
+            size = float(np.linalg.norm(array))
             assert np.linalg.norm(found[name] - array) <= 0.02 * size + 1e-6
             np.testing.assert_allclose(in_place[name].numpy(), found[name], atol=1e-5 + 0.01 * size)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from cleave.arrays import DType
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
@@ -70,7 +69,7 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
-        self._dtype = DType.FP32  # of the last step
+        self._dtype = "fp32"  # of the last step
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
@@ -180,7 +179,7 @@ class StageRuns:
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
-        self._dtype = DType(work.dtype)
+        self._dtype = work.dtype
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
 
@@ -266,7 +265,7 @@ class StageRuns:
             before = rates.for_graphs(self._dtype).flops_per_s
             if 1 / _CHANGED < flops_per_s / before < _CHANGED:
                 continue
-            if self._dtype is DType.BF16:
+            if self._dtype == "bf16":
                 found.append((session, replace(rates, graph_bf16_flops_per_s=flops_per_s)))
             else:
                 found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))

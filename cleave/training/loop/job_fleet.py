@@ -127,7 +127,7 @@ class JobFleet:
         _, devices = self._fleet.runtime.fleet_rates()
         if self._job.method == Method.STAGES.value:
             able = self._fleet.runtime.stage_devices().values()
-            devices = [rates.for_graphs(DType(self._job.dtype)) for rates in able]
+            devices = [rates.for_graphs(self._job.dtype) for rates in able]
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
         return self._ps.flops_per_s

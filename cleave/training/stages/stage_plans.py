@@ -101,7 +101,7 @@ class StagePlans:
         step, its speed is therefore limited to what the PS's own work leaves free.
         """
         able, own = self._runtime.stage_devices(), self._runtime.own_devices()
-        devices = {device: rates.for_graphs(self._dtype) for device, rates in able.items()}
+        devices = {device: rates.for_graphs(self._dtype.value) for device, rates in able.items()}
         if devices.keys() <= own:
             return {}
         if self._own_device_is_new:
