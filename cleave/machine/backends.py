@@ -284,7 +284,10 @@ class Candidate:
     make: Callable[[], MatmulBackend]
 
 
-NAMES: Final = ("auto", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu")
+NAMES: Final = (
+    *("auto", "cpu", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu"),
+)
+_ON_CPU: Final = ("numpy", "torch:cpu")
 SHORT_NAMES: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
@@ -321,7 +324,8 @@ def choose(
     be faster in fp32 but ten times slower in bf16.
 
     Args:
-        name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
+        name: `auto`, `cpu` (numpy or torch), `numpy`, `torch` (on any device), `torch:DEVICE`, or
+            `cuda`, `mps`, `xpu`.
         available: candidates. None considers all backends available on this machine.
         notify: called with a message for each candidate that fails or computes wrong results.
 
@@ -332,7 +336,12 @@ def choose(
     name = known_name(name)
     if available is None:
         available = candidates(torch=name != "numpy")
-    wanted = [c for c in available if name in ("auto", c.name, c.name.partition(":")[0])]
+    wanted = [
+        c
+        for c in available
+        if name in ("auto", c.name, c.name.partition(":")[0])
+        or (name == "cpu" and c.name in _ON_CPU)
+    ]
     if not wanted:
         raise UsageError(_absent(name, available))
     speeds, faults = [], []

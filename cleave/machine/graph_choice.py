@@ -22,7 +22,7 @@ import numpy as np
 from cleave.arrays import Array, DType
 from cleave.errors import UsageError
 from cleave.machine import webgpu_session
-from cleave.machine.backends import SHORT_NAMES, torch_devices
+from cleave.machine.backends import SHORT_NAMES, known_name, torch_devices
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
 from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
@@ -136,6 +136,29 @@ def known_runner(name: str) -> str:
     return name
 
 
+def one_processor(backend: str, runner: str) -> tuple[str, str]:
+    """Return the full names of the backend for tiles and of the runner for layers.
+
+    If only one of them is named, the other one uses the same processor.
+
+    Args:
+        backend, runner: names on the command line.
+
+    Raises:
+        UsageError: if a name is unknown.
+
+    Example:
+        >>> one_processor("auto", "cuda")
+        ('torch:cuda', 'torch:cuda')
+    """
+    backend, runner = known_name(backend), known_runner(runner)
+    if backend == AUTO and runner != AUTO:  # tiles have no WebGPU here
+        backend = CPU if runner in (CPU, "torch:cpu", webgpu_session.NAME) else runner
+    elif runner == AUTO and backend != AUTO:
+        runner = CPU if backend in (CPU, "numpy", "torch:cpu") else backend
+    return backend, runner
+
+
 class GraphChoice:
     """Opens graphs with the fastest runner, which the first call chooses.
 
@@ -147,8 +170,8 @@ class GraphChoice:
     Args:
         asked: the runner to use if it is available and has full fp32 precision; otherwise the CPU
             is used. `torch` means PyTorch on any processor. `auto` compares the CPU with all
-            accelerators. It does so with PyTorch on the CPU only for products in bf16, because in
-            fp32 ONNX Runtime is up to twice as fast.
+            accelerators. `auto` and `cpu` use PyTorch on the CPU only for products in bf16, because
+            in fp32 ONNX Runtime is up to twice as fast.
         notify: called with a message for each runner that is chosen or rejected, and for each graph
             that the CPU must run instead.
     """
@@ -228,7 +251,10 @@ class GraphChoice:
             runner
             for runner in self._runners
             if products in runner.multiplies_in
-            and (self._asked in (AUTO, runner.name, runner.name.partition(":")[0]))
+            and (
+                self._asked in (AUTO, runner.name, runner.name.partition(":")[0])
+                or (self._asked == CPU and runner.name == "torch:cpu")
+            )
         ]
         every = [exact, *(examined(runner, self._speed, products) for runner in wanted)]
         for one in every[1:]:

@@ -29,7 +29,8 @@ BackendName = Annotated[
     Option(
         "--backend",
         "--executor",
-        help="Backend for multiplications: auto, numpy, torch, torch:cpu, cuda, mps or xpu. "
+        help="Backend for multiplications: auto (the processor of --runner, if given), cpu, numpy, "
+        "torch, torch:cpu, cuda, mps or xpu. "
         "(--executor is the old name.)",
     ),
 ]
@@ -38,7 +39,8 @@ RunnerName = Annotated[
     Option(
         "--runner",
         "--provider",
-        help="What runs graphs of layers: auto, cpu, webgpu, torch, torch:cpu, cuda, mps or xpu. "
+        help="What runs graphs of layers: auto (the processor of --backend, if given), cpu, "
+        "webgpu, torch, torch:cpu, cuda, mps or xpu. "
         "(--provider is the old name.)",
     ),
 ]
@@ -124,8 +126,8 @@ def join(
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.machine import graph_session
-    from cleave.machine.backends import Speed, choose, known_name
-    from cleave.machine.graph_choice import GraphChoice, known_runner
+    from cleave.machine.backends import Speed, choose
+    from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import (
@@ -140,8 +142,7 @@ def join(
     from cleave.transport.connection import open_connection
     from cleave.transport.join_url import parse_join_url, read_url
 
-    known_name(backend)
-    asked = known_runner(runner)
+    backend, asked = one_processor(backend, runner)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()

@@ -69,14 +69,12 @@ def install(
 
       cleave service install @join.url --when always --print
     """
-    from cleave.machine.backends import known_name
-    from cleave.machine.graph_choice import known_runner
+    from cleave.machine.graph_choice import one_processor
     from cleave.transport.join_url import parse_join_url, read_url
 
     secret = read_url(url)
     parse_join_url(secret)
-    known_name(backend)
-    known_runner(runner)
+    one_processor(backend, runner)
     join.known_threads(threads)
     if cores:
         owner.cores_to_lend(cores)

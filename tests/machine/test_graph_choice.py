@@ -26,6 +26,7 @@ from cleave.machine.graph_choice import (
     accuracy,
     examined,
     known_runner,
+    one_processor,
     runners,
     trials,
 )
@@ -352,6 +353,26 @@ def test_the_runners_of_this_machine_are_exact() -> None:
 )
 def test_users_name_runners(name: str, known: str) -> None:
     assert known_runner(name) == known
+
+
+@pytest.mark.parametrize(
+    ("backend", "runner", "both"),
+    [
+        ("auto", "auto", ("auto", "auto")),
+        ("auto", "cuda", ("torch:cuda", "torch:cuda")),
+        ("auto", "cpu", ("cpu", CPU)),
+        ("auto", "torch:cpu", ("cpu", "torch:cpu")),
+        ("auto", "webgpu", ("cpu", "webgpu")),
+        ("mps", "auto", ("torch:mps", "torch:mps")),
+        ("numpy", "auto", ("numpy", CPU)),
+        ("torch", "auto", ("torch", "torch")),
+        ("numpy", "cuda", ("numpy", "torch:cuda")),
+    ],
+)
+def test_one_option_decides_for_tiles_and_layers(
+    backend: str, runner: str, both: tuple[str, str]
+) -> None:
+    assert one_processor(backend, runner) == both
 
 
 def test_an_unknown_runner_is_refused() -> None:
