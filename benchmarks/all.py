@@ -81,6 +81,7 @@ BENCHMARKS: Final = (
     Benchmark("stage_costs", 60, quick=_QUICK),
     Benchmark("layer_memory", 20, quick=_QUICK),
     Benchmark("layer_graphs", 30, quick=_QUICK),
+    Benchmark("gpu", 60, quick=("--models", "opt-125m")),
     Benchmark("emulator_scale", 60, quick=_QUICK),
     Benchmark("crash", 60, quick=_QUICK),
     Benchmark("exports", 30),
