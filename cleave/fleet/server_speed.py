@@ -59,13 +59,14 @@ def measured_server(
         12 * _TOKENS * width * inner / layer_s,
         trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
-        graph_flops_per_s=_graphs_here(dtype),
+        graph_flops_per_s=graphs_here().flops_per_s(dtype if dtype is DType.BF16 else None),
     )
 
 
 @cache
-def _graphs_here(dtype: DType) -> float:
-    return GraphChoice().flops_per_s(DType.BF16 if dtype is DType.BF16 else None)
+def graphs_here() -> GraphChoice:
+    """Return what runs graphs fastest on this machine. Only the first use of it measures."""
+    return GraphChoice()
 
 
 def _layer(width: int, inner: int, dtype: DType) -> Callable[[], None]:

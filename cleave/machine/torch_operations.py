@@ -459,6 +459,11 @@ def _gelu(of: Attributes) -> Operation:
     return partial(F.gelu, approximate=_text(of.get("approximate", "none")))
 
 
+def _random_like(of: Attributes) -> Operation:
+    low, high = of.get("low", 0.0), of.get("high", 1.0)
+    return lambda x: torch.empty_like(x).uniform_(low, high)
+
+
 def _threshold(of: Attributes) -> Operation:
     alpha = of.get("alpha", 1.0)
     return lambda x: torch.where(x > alpha, x, 0)
@@ -494,6 +499,7 @@ _BUILT: Final[Mapping[str, Callable[[Attributes], Operation]]] = {
     "LogSoftmax": partial(_softmax, torch.log_softmax),
     "Mod": lambda of: torch.fmod if of.get("fmod", 0) else torch.remainder,
     "Pad": _padded,
+    "RandomUniformLike": _random_like,  # only the PS's own graphs may have it
     "Reshape": _reshape,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 from cleave.arrays import Array, DType
 from cleave.graphs.noise import noisy
-from cleave.machine.graph_session import GraphSession
+from cleave.machine.graph_session import GraphSession, OpenGraph
 from cleave.machine.torch_session import TorchSession
 
 AMPLITUDE = 2.0**-12
@@ -26,19 +29,25 @@ def model_of(nodes: list[onnx.NodeProto], shape: list[int]) -> bytes:
     return made
 
 
-def runs_of(model: bytes) -> tuple[Array, list[Array]]:
+def runs_of(
+    model: bytes, open_graph: Callable[[bytes], OpenGraph] = GraphSession
+) -> tuple[Array, list[Array]]:
     """Return what a model computes, and what it does with noise, several times."""
     rng = np.random.default_rng(1)
     given = {
         "x": rng.standard_normal((8, 16), np.float32),
         "w": rng.standard_normal((16, 4), np.float32),
     }
-    session = GraphSession(noisy(model, AMPLITUDE))
+    session = open_graph(noisy(model, AMPLITUDE))
     return GraphSession(model).run(given)["y"], [session.run(given)["y"] for _ in range(3)]
 
 
-def test_each_run_rounds_otherwise_within_the_amplitude() -> None:
-    wanted, found = runs_of(model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [8, 4]))
+@pytest.mark.parametrize("open_graph", [GraphSession, TorchSession])
+def test_each_run_rounds_otherwise_within_the_amplitude(
+    open_graph: Callable[[bytes], OpenGraph],
+) -> None:
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [8, 4])
+    wanted, found = runs_of(model, open_graph)
     for one in found:
         off = np.abs(one / wanted - 1)
         assert 0.5 * AMPLITUDE < off.max() < 1.01 * AMPLITUDE

@@ -32,7 +32,6 @@ from cleave.arrays import Array, DType
 from cleave.machine.graph_choice import open_in_torch
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stages.outcomes import PassDone, StepResult
-from cleave.training.stages import audits
 from cleave.training.stages.audits import AuditCounters, Auditor, escape_chance
 from tests.graphs.models import TOKENS, plain_gradients, small_model
 from tests.training.runs import nightly
@@ -256,14 +255,17 @@ def put_at_a_kink(model: Any, ids: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
-    factor: float, monkeypatch: pytest.MonkeyPatch
+    factor: float,
 ) -> None:
     model = small_model("opt")
     (ids,) = batches(1)
     put_at_a_kink(model, ids)
-    monkeypatch.setattr(audits, "GraphSession", OtherKernel)
+
+    def other(model: bytes, given: Any, products: Any) -> OtherKernel:
+        return OtherKernel(model)
+
     with fleet_of(Scaled(activation, factor), devices=3) as fleet:
-        auditor = Auditor(100.0, random.Random(1))  # everything
+        auditor = Auditor(100.0, random.Random(1), other)  # everything
         staged(model, fleet, loss=False, auditor=auditor).gradients(rows(ids))
         assert auditor.counters.again > 0  # rounding alone does not explain it
         assert factor > 1 or not auditor.counters.faults

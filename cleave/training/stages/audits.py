@@ -24,8 +24,9 @@ from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
 from cleave.graphs.noise import noisy
+from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
-from cleave.machine.graph_session import GraphSession
+from cleave.machine.graph_session import OpenGraph
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
@@ -120,13 +121,20 @@ class Auditor:
             micro-batches. A share is the number of micro-batches divided by the number of the
             stage's devices. The probability of a sums audit is `rate` divided by the share.
         rng: random number generator that devices cannot predict; the system's by default.
+        open_graph: opens graphs in fp32; by default ONNX Runtime on the CPU.
     """
 
-    def __init__(self, rate: float, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        rate: float,
+        rng: random.Random | None = None,
+        open_graph: MakeGraph = open_on_cpu,
+    ) -> None:
         self.counters = AuditCounters()
         self._rate = rate
         self._rng = rng or random.SystemRandom()
-        self._sessions: dict[tuple[StageGraph, bool], GraphSession] = {}
+        self._open_graph = open_graph
+        self._sessions: dict[tuple[StageGraph, bool], OpenGraph] = {}
         self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
     def faults(
@@ -439,7 +447,7 @@ class Auditor:
             model = graph.model
             if noise is not None:
                 model = noisy(model, ROUNDING, narrow_products=bool(graph.products))
-            self._sessions[key] = GraphSession(model)
+            self._sessions[key] = self._open_graph(model, (), None)
         session = self._sessions[key]
         shaped = {
             name: feed[name].reshape([n if isinstance(n, int) else -1 for n in shape])

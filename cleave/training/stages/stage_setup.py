@@ -14,6 +14,7 @@ from cleave.arrays import DType
 from cleave.errors import LayerGraphError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
+from cleave.fleet.server_speed import graphs_here
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
@@ -89,7 +90,7 @@ def staged_model(
         plan_stages,
         ps,
         tiles=tiles if auto else None,
-        auditor=Auditor(job.audit),
+        auditor=Auditor(job.audit, open_graph=graphs_here()),
         in_parts=in_parts,
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,

@@ -24,6 +24,7 @@ from cleave.arrays import DType
 from cleave.errors import FleetError, LayerGraphError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
+from cleave.fleet.server_speed import graphs_here
 from cleave.graphs.calls import Embedded, OutsideLayers, decoder_layers
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
@@ -83,7 +84,7 @@ class StagedForward:
     ) -> None:
         self._model = model
         self._fleet = fleet
-        self._auditor = Auditor(audit)
+        self._auditor = Auditor(audit, open_graph=graphs_here())
         self.local_after_s = local_after_s
         self._plain_forward = type(model).forward.__get__(model)
         self._signature = inspect.signature(self._plain_forward)
