@@ -7,7 +7,8 @@ Linux, root. The server and every device get `--part` of a core, as separate com
 cores of their own, and each device has a link of its own with a 20 ms round trip. A computer has
 two cores, so links are slower by the factor `--part` / 2. Ratios are then those of real computers,
 as long as all parts together are less than this machine. With `--alone-batch`, the server alone
-trains on batches of N sequences, and its seconds count in proportion to the batch.
+trains on batches of N sequences, and its seconds count in proportion to the batch, except those of
+the optimizer.
 
 Prints seconds per step of both, without the first step of each; the prediction of the last step;
 the server's own work, CPU time and peak memory; and the *bound*, which no plan can beat: the larger
@@ -52,7 +53,8 @@ class Measured:
     """The steps of one job.
 
     Attributes:
-        seconds, predicted_s, own_s: durations of the steps; of the forecasts; of the server's work.
+        seconds, predicted_s, own_s, optimizer_s: durations of the steps; of the forecasts; of the
+            server's work; of the optimizer.
         losses: loss of each step.
         cpu_s: CPU time of the server in all steps after the first.
         peak_bytes: peak resident memory of the server.
@@ -63,6 +65,7 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     predicted_s: list[float] = field(default_factory=list)
     own_s: list[float] = field(default_factory=list)
+    optimizer_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     peak_bytes: int = 0
@@ -79,6 +82,7 @@ class Measured:
         self.seconds.append(float(record["wall_s"]))
         self.predicted_s.append(float(record.get("predicted_s", 0.0)))
         self.own_s.append(float(record["ps_s"]))
+        self.optimizer_s.append(float(record.get("optimizer_s", 0.0)))
         self.losses.append(float(record["loss"]))
 
 
@@ -106,8 +110,13 @@ class Computers:
             job = processes.start("alone", cores.inside(*command), OMP_NUM_THREADS="1")
             found = _followed(processes.records(job), job.process.pid)
         if smaller:
-            sequences = int(self._train[self._train.index("--batch") + 1])
-            found.seconds = [each * sequences / smaller for each in found.seconds]
+            times = int(self._train[self._train.index("--batch") + 1]) / smaller
+            before_s = found.step_s
+            found.seconds = [  # the optimizer's time does not depend on the batch
+                times * (step_s - update_s) + update_s
+                for step_s, update_s in zip(found.seconds, found.optimizer_s, strict=True)
+            ]
+            found.cpu_s *= found.step_s / before_s
             found.losses = []
         return found
 

@@ -38,6 +38,7 @@ from benchmarks.step_overhead import seconds
 from cleave.device import compute_thread
 from cleave.machine import graph_run
 from cleave.machine.graph_session import GraphSession
+from cleave.machine.torch_session import TorchSession
 from cleave.training.loop.job import JobSpec
 from cleave.training.stages.gradients import StepGradients
 from cleave.training.stages.stage_work import ModelWork
@@ -46,7 +47,9 @@ from cleave.training.stages.staged import StagedModel
 DEVICES: Final = 8
 GOAL: Final = 1.15
 PARTS: Final = (
-    (GraphSession, "run", "ONNX Runtime"),
+    (GraphSession, "run", "graphs in ONNX Runtime"),
+    (GraphSession, "run_into", "graphs in ONNX Runtime, sums in place"),
+    (TorchSession, "run_into", "graphs in PyTorch"),
     (graph_run, "_value", "arrays as fp32, on devices"),
     (compute_thread, "fetch", "what devices return, rounded"),
     (StagedModel, "embed", "before the layers, on the server"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -32,6 +33,10 @@ AUTO: Final = "auto"  # name that selects the fastest runner on the command line
 CPU: Final = "cpu"  # the runner that every device has: ONNX Runtime on the CPU
 _FORMER: Final = ("coreml", "directml")  # providers that installed services may still name
 _NAMES: Final = (AUTO, CPU, webgpu_session.NAME, "torch", "torch:cpu", *SHORT_NAMES.values())
+
+LARGEST_ERROR: Final = 2e-5
+"""Relative error at which a runner is rejected. In the trials, the error of fp32 is at most 2e-6,
+and the error of TF32 is 3e-4."""
 
 MakeGraph: TypeAlias = Callable[[bytes, Sequence[DType | None], DType | None], OpenGraph]
 """Opens a graph. The second argument is the dtype of each input, or None if the input is not
@@ -84,7 +89,8 @@ def open_in_process(
     bf16 if the CPU has instructions for them. ONNX Runtime runs all others.
     """
     if products is DType.BF16 and "torch" in sys.modules and cpu_multiplies_bf16():
-        return open_in_torch("cpu", model, given, products)
+        with suppress(GraphError):  # an operation that PyTorch does not run
+            return open_in_torch("cpu", model, given, products)
     return open_on_cpu(model, given)
 
 
@@ -154,7 +160,7 @@ def one_processor(backend: str, runner: str) -> tuple[str, str]:
     backend, runner = known_name(backend), known_runner(runner)
     if backend == AUTO and runner != AUTO:  # tiles have no WebGPU here
         backend = CPU if runner in (CPU, "torch:cpu", webgpu_session.NAME) else runner
-    elif runner == AUTO and backend != AUTO:
+    elif runner == AUTO and backend not in (AUTO, "torch"):  # `torch` names no processor
         runner = CPU if backend in (CPU, "numpy", "torch:cpu") else backend
     return backend, runner
 
@@ -174,6 +180,7 @@ class GraphChoice:
             in fp32 ONNX Runtime is up to twice as fast.
         notify: called with a message for each runner that is chosen or rejected, and for each graph
             that the CPU must run instead.
+        largest_error: error in the self-test at which a runner is rejected for fp32.
     """
 
     def __init__(
@@ -183,7 +190,9 @@ class GraphChoice:
         *,
         available: Callable[[], Sequence[Runner]] | None = None,
         speed: Callable[[MakeGraph, DType | None], float] | None = None,
+        largest_error: float = LARGEST_ERROR,
     ) -> None:
+        self._largest_error = largest_error
         self._asked = asked
         self._notify = notify
         self._available = available
@@ -256,7 +265,7 @@ class GraphChoice:
                 or (self._asked == CPU and runner.name == "torch:cpu")
             )
         ]
-        every = [exact, *(examined(runner, self._speed, products) for runner in wanted)]
+        every = [exact, *(self._examined(runner, products) for runner in wanted)]
         for one in every[1:]:
             self._notify(one.text)
         fastest = max((one for one in every if not one.fault), key=lambda one: one.flops_per_s)
@@ -267,6 +276,9 @@ class GraphChoice:
                 f"be in {products.value if products else 'fp32'}"
             )
         return fastest
+
+    def _examined(self, runner: Runner, products: DType | None) -> Examined:
+        return examined(runner, self._speed, products, self._largest_error)
 
     def _choose(self) -> Examined:
         """Return the fastest wanted runner that passes the self-test."""
@@ -296,7 +308,7 @@ class GraphChoice:
         return fastest
 
     def _fastest(self, wanted: Sequence[Runner]) -> Examined | None:
-        every = [examined(runner, self._speed) for runner in wanted]
+        every = [self._examined(runner, None) for runner in wanted]
         for one in every:
             self._notify(one.text)
         usable = [one for one in every if not one.fault]
@@ -330,18 +342,22 @@ def examined(
     runner: Runner,
     speed: Callable[[MakeGraph, DType | None], float] | None = None,
     products: DType | None = None,
+    largest_error: float | None = None,
 ) -> Examined:
     """Test a runner's precision, and measure its speed if it passes.
 
     Args:
         speed: measures the throughput in a layer; `measured_graphs` by default.
         products: the 16-bit dtype in which it computes matrix products; None for fp32.
+        largest_error: error at which it is rejected for fp32; `LARGEST_ERROR` by default.
     """
     name = f"{runner.name} with products in {products.value}" if products else runner.name
     try:
         if runner.memory_bytes() < LEAST_MEMORY_BYTES:
             raise GraphError("its accelerator has no memory left")
-        found = accuracy(lambda model: runner.open(model, (), products), products)
+        found = accuracy(
+            lambda model: runner.open(model, (), products), products, largest_error or LARGEST_ERROR
+        )
         passed = found.error < found.allowed
         flops_per_s = (speed or measured_graphs)(runner.open, products) if passed else 0.0
     except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
@@ -355,10 +371,6 @@ def examined(
     text = f"{name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
     return Examined(runner, "", text, flops_per_s, products)
 
-
-LARGEST_ERROR: Final = 2e-5
-"""Relative error at which a runner is rejected. In the trials, the error of fp32 is at most 2e-6,
-and the error of TF32 is 3e-4."""
 
 _SEED: Final = 20
 _DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
@@ -402,18 +414,23 @@ class Accuracy:
         return self.error < LARGEST_ERROR
 
 
-def accuracy(open_graph: Callable[[bytes], OpenGraph], products: DType | None = None) -> Accuracy:
+def accuracy(
+    open_graph: Callable[[bytes], OpenGraph],
+    products: DType | None = None,
+    largest_error: float = LARGEST_ERROR,
+) -> Accuracy:
     """Run all trials and return the worst result.
 
     Args:
         open_graph: opens a session for a model.
         products: the 16-bit dtype of matrix products; None for fp32.
+        largest_error: the error that is allowed where products in bf16 explain none.
     """
     found = (
         Accuracy(
             trial.error(open_graph(trial.model)),
             trial.name,
-            max(LARGEST_ERROR, trial.allowed_bf16 if products else 0.0),
+            max(largest_error, trial.allowed_bf16 if products else 0.0),
         )
         for trial in trials()
     )
@@ -455,7 +472,8 @@ def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
     given = {"x": x, "w": w, "left": left, "right": right}
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     wanted = {"y": wide["x"] @ wide["w"], "dw": wide["left"].T @ wide["right"]}
-    return Trial("deep products", model, given, wanted, allowed_bf16=0.01)
+    # Rounding to bf16 explains an error of 0.004. Audits explain what passes this limit.
+    return Trial("deep products", model, given, wanted, allowed_bf16=0.006)
 
 
 def _attention(q: Array, k: Array, v: Array) -> Trial:

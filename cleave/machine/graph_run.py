@@ -198,10 +198,8 @@ def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
     else:
         found = session.run(feed, list(wanted))
     for name, kept in wanted.items():
-        if found[name].nbytes != kept.nbytes:
-            raise GraphError(
-                f"an output has {found[name].nbytes} bytes, not {kept.nbytes} as was said"
-            )
+        if (nbytes := _declared_bytes(found[name])) != kept.nbytes:
+            raise GraphError(f"an output has {nbytes} bytes, not {kept.nbytes} as was said")
     for name, kept in wanted.items():
         kept.value = found[name]
     return time.perf_counter() - began_s
@@ -234,7 +232,10 @@ def _may_write(given: GraphInput, output: Kept) -> bool:
 def fetch(order: FetchRun) -> memoryview:
     """Return the requested rows as bytes, or raise GraphError if the array lacks them."""
     value = _value(order.array)
-    value = value.numpy() if isinstance(value, WebgpuArray) else value
+    if isinstance(value, WebgpuArray):
+        value = value.numpy()
+    elif _is_bf16(value):
+        value = value.float()
     rows = value.reshape(-1, order.columns) if _elements(value) % order.columns == 0 else None
     is_fp32 = str(value.dtype).endswith("float32")
     if rows is None or not is_fp32 or order.first_row + order.rows > len(rows):
@@ -252,7 +253,19 @@ def _on_host(value: Any) -> Any:
     """Return an array as a numpy array; `value` may be in the memory of any processor."""
     if isinstance(value, np.ndarray):
         return value
-    return value.numpy() if isinstance(value, WebgpuArray) else value.cpu().numpy()
+    if isinstance(value, WebgpuArray):
+        return value.numpy()
+    return (value.float() if _is_bf16(value) else value).cpu().numpy()
+
+
+def _is_bf16(value: Any) -> bool:
+    """Return True for a tensor in bf16, which PyTorch computed with products in bf16."""
+    return str(value.dtype) == "torch.bfloat16"
+
+
+def _declared_bytes(value: Any) -> int:
+    """Return the size of an output as its graph declares it: floating-point elements are fp32."""
+    return 2 * int(value.nbytes) if _is_bf16(value) else int(value.nbytes)
 
 
 def _elements(value: Any) -> int:
@@ -297,16 +310,18 @@ def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
             session, WebgpuSession
         ):
             return value
-        return session.upload(_on_host(value))
+        return session.upload(_on_host(value))  # another runner computed it
     is_upcast = isinstance(given, StoredArray | Concatenated) and given.dtype is not DType.FP32
     is_fixed = all(isinstance(size, int) for size in shape)
     # An activation has a dynamic shape, and is used once.
     if given is None or (is_upcast and narrow is None and not is_fixed):
         return session.upload(_shaped(shape, given, narrow))
-    if given.uploaded is None or given.uploaded[0] != narrow:
-        given.uploaded = narrow, session.upload(_shaped(shape, given, narrow))
+    kind = type(session), narrow
+    if given.uploaded is None or given.uploaded[0] != kind:
+        given.uploaded = kind, session.upload(_shaped(shape, given, narrow))
     sizes = [size if isinstance(size, int) else -1 for size in shape]
-    return given.uploaded[1].reshape(sizes)
+    value = given.uploaded[1].reshape(sizes)
+    return session.upload(value) if isinstance(value, np.ndarray) else value
 
 
 def _shaped(shape: Sequence[int | str], given: GraphInput, narrow: DType | None) -> Any:

@@ -41,6 +41,11 @@ def additions(model: bytes) -> Mapping[str, str]:
 
 Array: TypeAlias = npt.NDArray[Any]
 
+DISABLED_OPTIMIZERS: Final = ["CommonSubexpressionElimination", "ConstantFolding"]
+"""Elimination of common subexpressions would merge all casts of a parameter, and keep the upcast
+parameter in memory from its first use to its last use. Layers exported by torch have no other
+common subexpressions. Constant folding would keep large results in memory for the whole session."""
+
 _NO_MESSAGES: Final = 4  # log level for fatal messages only; failures raise exceptions
 _NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
 ONNX_ELEMENTS: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
@@ -133,14 +138,9 @@ class GraphSession:
         if shares_memory:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # Elimination of common subexpressions would merge all casts of a parameter, and keep the
-        # upcast parameter in memory from its first use to its last use. Layers exported by torch
-        # have no other common subexpressions. Constant folding would keep large results in memory
-        # for the whole session.
-        disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
         try:
             self._session = onnxruntime.InferenceSession(
-                model, options, [CPU_PROVIDER], disabled_optimizers=disabled
+                model, options, [CPU_PROVIDER], disabled_optimizers=DISABLED_OPTIMIZERS
             )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
             raise GraphError(f"ONNX Runtime refuses the graph: {first_line(error)}") from None

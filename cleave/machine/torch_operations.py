@@ -275,7 +275,7 @@ def _gemm(of: Attributes) -> Operation:
         a = a.T if of.get("transA", 0) else a
         b = b.T if of.get("transB", 0) else b
         product = alpha * (a @ b) if alpha != 1.0 else a @ b
-        return product if c is None else product + (c if beta == 1.0 else beta * c)
+        return product if c is None else product.to(c.dtype) + (c if beta == 1.0 else beta * c)
 
     return run
 
@@ -461,7 +461,15 @@ def _gelu(of: Attributes) -> Operation:
 
 def _random_like(of: Attributes) -> Operation:
     low, high = of.get("low", 0.0), of.get("high", 1.0)
-    return lambda x: torch.empty_like(x).uniform_(low, high)
+    made: list[torch.Generator] = []  # its own, so that the process's random numbers stay the same
+
+    def run(x: Tensor) -> Tensor:
+        if not made:
+            made.append(torch.Generator(x.device))
+            made[0].seed()
+        return torch.empty_like(x).uniform_(low, high, generator=made[0])
+
+    return run
 
 
 def _threshold(of: Attributes) -> Operation:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -58,7 +59,7 @@ class _Product:
         shape = (*self.a.shape[:-1], *self.b.shape[1:])
         narrow = self.a.dtype != total.dtype
         if narrow or self.a.dim() != 2 or self.b.dim() != 2 or total.shape != shape:
-            product = self.a @ self.b
+            product = (self.a @ self.b).to(total.dtype)
             return total.add_(product) if in_place else total + product
         return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
 
@@ -124,10 +125,6 @@ class TorchSession:
         try:
             graph = onnx.load_from_string(model).graph
             self._processor = torch.device(processor)
-            if self._processor.type == "cuda":  # full fp32: no TF32
-                torch.backends.cuda.matmul.allow_tf32 = False
-                torch.backends.cudnn.allow_tf32 = False
-                torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             narrow = _NARROW[products] if products else None
             self._program = _Program(graph, self._processor, narrow)
         except OperationError as error:
@@ -163,7 +160,7 @@ class TorchSession:
             raise GraphError(f"the graph also needs {', '.join(missing)}")
         arrays = {name: self.upload(given[name]) for name in self.inputs}
         found = self.run_into(arrays, {}, wanted)
-        return {name: host(value) for name, value in found.items()}
+        return {name: host(_widened(value)) for name, value in found.items()}
 
     def run_into(
         self,
@@ -174,7 +171,8 @@ class TorchSession:
         """Run the graph, writing some outputs to the memory of inputs.
 
         Args:
-            given: tensors of the processor by name, in the graph's shapes; see `upload`.
+            given: tensors of the processor by name, in the graph's shapes; see `upload`. Those
+                that a run with products in bf16 returned may be in bf16.
             into: maps each output to write in place to the tensor to overwrite, which must be the
                 tensor in `given` for the input `in_place[output]`.
             wanted: names of the outputs to return; None for all outputs.
@@ -184,7 +182,7 @@ class TorchSession:
         """
         names = self.outputs if wanted is None else wanted
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _full_precision(self._processor.type):
                 found = self._program.run(dict(given), names, into)
                 tensors = self._own(dict(zip(names, found, strict=True)), given, into)
             if self._processor.type != "cpu":
@@ -225,6 +223,32 @@ class TorchSession:
                     torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(self._processor)
                 )
             return torch.from_numpy(array).to(self._processor)
+
+
+@contextmanager
+def _full_precision(kind: str) -> Iterator[None]:
+    """Compute without TF32, 16-bit sums and autocast; afterwards, restore the process's settings.
+
+    Args:
+        kind: the type of a torch device.
+    """
+    with torch.autocast(kind, enabled=False):
+        if kind != "cuda":
+            yield
+            return
+        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = (
+            products.allow_tf32,
+            products.allow_bf16_reduced_precision_reduction,
+            convolutions.allow_tf32,
+        )
+        products.allow_tf32 = convolutions.allow_tf32 = False
+        products.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            products.allow_tf32, narrow_sums, convolutions.allow_tf32 = before
+            products.allow_bf16_reduced_precision_reduction = narrow_sums
 
 
 def free_bytes(processor: str) -> float:
@@ -270,31 +294,43 @@ class _Program:
         self._deferred = {name for name in matmuls & added if uses[name] == 1}
         factors = [n for node in nodes for n in node.input[: _FACTORS.get(node.op_type, 0)]]
         self._repeated = {name for name, count in Counter(factors).items() if count > 1}
+        # Arrays of the enclosing graphs, which each iteration of a `Scan` uses.
+        self._own = {*self.inputs, *self.constants}
+        self._own.update(name for node in nodes for name in node.output)
+        self._captured = uses.keys() - self._own
         later = {*self.outputs}
         for step, names in zip(reversed(self._steps), reversed(taken), strict=True):
             step.ended = [name for name in {*names, *step.outputs} - later if name]
             later |= names
 
     def run(
-        self, given: Mapping[str, _Value], wanted: Sequence[str], into: Mapping[str, Tensor]
+        self,
+        given: Mapping[str, _Value],
+        wanted: Sequence[str],
+        into: Mapping[str, Tensor],
+        factors: dict[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run the operations and return the outputs `wanted`.
 
         Args:
             given: tensors of the graph's inputs and, for a subgraph, of the enclosing graphs.
+            factors: for a subgraph, rounded factors of products of the enclosing graphs by name.
         """
         outer = given.keys()
+        factors = {} if factors is None else factors
         arrays: _Arrays = {**given, **self.constants}
-        factors: dict[str, Tensor] = {}
         for step in self._steps:
             made = self._made(step, arrays, factors, into)
             for name, value in zip(step.outputs, made, strict=False):
                 arrays[name] = value
             for name in step.ended:
-                factors.pop(name, None)
+                if name not in self._captured:
+                    factors.pop(name, None)
                 if name not in outer:
                     arrays.pop(name, None)
-        return [_widened(_computed(arrays[name])) for name in wanted]
+        for name in self._own:  # another iteration has other arrays of these names
+            factors.pop(name, None)
+        return [_computed(arrays[name]) for name in wanted]
 
     def _made(
         self,
@@ -304,7 +340,7 @@ class _Program:
         into: Mapping[str, Tensor],
     ) -> Iterator[_Value] | Sequence[_Value]:
         if step.run is None:
-            return self._enclosing(step, arrays)
+            return self._enclosing(step, arrays, factors)
         values = [arrays[name] if name else None for name in step.inputs]
         if step.name == "Add":
             total = into.get(step.outputs[0])
@@ -338,7 +374,7 @@ class _Program:
         found = factors.get(name)
         if found is None:
             found = value.to(self._processor, self._products)
-            if name in self._repeated:
+            if name in self._repeated or name in self._captured:
                 factors[name] = found
         return found
 
@@ -357,12 +393,14 @@ class _Program:
         assert more is not None
         return total.add_(more) if in_place else total + more
 
-    def _enclosing(self, step: _Step, arrays: _Arrays) -> Sequence[_Value]:
+    def _enclosing(
+        self, step: _Step, arrays: _Arrays, factors: dict[str, Tensor]
+    ) -> Sequence[_Value]:
         """Run an operation with subgraphs: `If` or `Scan`."""
         if step.name == "If":
             chosen = bool(_computed(arrays[step.inputs[0]]).item())
             branch: _Program = step.attributes["then_branch" if chosen else "else_branch"]
-            return branch.run(arrays, branch.outputs, {})
+            return branch.run(arrays, branch.outputs, {}, factors)
         body: _Program = step.attributes["body"]
         given = [_widened(_computed(arrays[name])) for name in step.inputs]
         states = given[: len(given) - step.attributes["num_scan_inputs"]]
@@ -377,7 +415,8 @@ class _Program:
         rows: list[Sequence[Tensor]] = []
         for at in range(len(scanned[0])):
             inputs = dict(zip(body.inputs, [*states, *(each[at] for each in scanned)], strict=True))
-            found = body.run({**arrays, **inputs}, body.outputs, {})
+            found = body.run({**arrays, **inputs}, body.outputs, {}, factors)
+            found = [_widened(each) for each in found]
             states, row = found[: len(states)], found[len(states) :]
             rows.append(row)
         made = [torch.stack(each) for each in zip(*rows, strict=True)]

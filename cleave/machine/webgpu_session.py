@@ -11,7 +11,12 @@ from typing import Any, Final
 import numpy as np
 
 from cleave.arrays import Array, DType
-from cleave.machine.graph_session import GraphError, first_line, session_options
+from cleave.machine.graph_session import (
+    DISABLED_OPTIMIZERS,
+    GraphError,
+    first_line,
+    session_options,
+)
 
 NAME: Final = "webgpu"  # on the command line, and of the memory in ONNX Runtime
 
@@ -26,12 +31,14 @@ class WebgpuArray:
 
     Attributes:
         value: ONNX Runtime's handle of the array.
+        dtype: ONNX Runtime's name of its type.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.shape: tuple[int, ...] = tuple(value.shape())
         self.nbytes: int = value.tensor_size_in_bytes()
+        self.dtype: str = value.data_type()
         self._host: Array | None = None
 
     def numel(self) -> int:
@@ -77,7 +84,9 @@ class WebgpuSession:
         options = session_options()
         try:
             options.add_provider_for_devices([device], {})
-            self._session = onnxruntime.InferenceSession(model, options)
+            self._session = onnxruntime.InferenceSession(
+                model, options, disabled_optimizers=DISABLED_OPTIMIZERS
+            )
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
             raise GraphError(f"WebGPU refuses the graph: {first_line(error)}") from None
         if self._session.get_providers()[0] != device.ep_name:
@@ -117,7 +126,7 @@ class WebgpuSession:
             self._session.run_with_iobinding(binding)
             found = [WebgpuArray(value) for value in binding.get_outputs()]
             if found:  # a copy is the only way to wait until the GPU has finished
-                min(found, key=lambda array: array.nbytes).numpy()
+                min(found, key=lambda array: array.nbytes).value.numpy()
         except Exception as error:  # noqa: BLE001 - see above
             raise GraphError(f"the graph cannot be run: {first_line(error)}") from None
         return dict(zip(names, found, strict=True))

@@ -126,7 +126,7 @@ def join(
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
     from cleave.machine import graph_session
-    from cleave.machine.backends import Speed, choose
+    from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
     from cleave.machine.memory import hold_strips_well
@@ -142,7 +142,7 @@ def join(
     from cleave.transport.connection import open_connection
     from cleave.transport.join_url import parse_join_url, read_url
 
-    backend, asked = one_processor(backend, runner)
+    tiles_on, asked = one_processor(backend, runner)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
@@ -200,10 +200,24 @@ def join(
 
     server_selection = ServerSelection()
 
+    def multiplying() -> Speed:
+        """Return the backend for tiles. Only a backend that the user named must be there."""
+
+        def note(text: str) -> None:
+            event("note", text, text=text)
+
+        try:
+            return choose(tiles_on, notify=note)
+        except CleaveError as error:
+            if known_name(backend) == tiles_on:
+                raise
+            note(f"{error}; the CPU multiplies tiles")
+            return choose("cpu", notify=note)
+
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         nonlocal memory_bytes
         if not chosen:
-            chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
+            chosen.append(multiplying())
             if memory_bytes >= LEAST_MEMORY_BYTES:
                 in_graphs.update({each: graphs.flops_per_s(each) for each in (None, DType.BF16)})
                 memory_bytes = int(min(memory_bytes, _OF_ACCELERATOR * graphs.memory_bytes))

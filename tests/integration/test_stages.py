@@ -321,6 +321,18 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
     assert auditor.counters.faults == 0
 
 
+def test_a_device_without_the_gpu_that_was_asked_for_joins_with_its_cpu() -> None:
+    """Its driver may be down, and a service would otherwise try for ever."""
+    with (
+        cleave.serve(stages_on="any") as server,
+        started("join", server.url, "--runner", "mps", "--threads", "1", "--json") as (_, lines),
+    ):
+        said = [wait_for_event(lines, "note")["text"] for _ in range(2)]
+        wait_for_event(lines, "ready")
+    assert said[0].endswith("; the CPU multiplies tiles")
+    assert said[1].startswith("there is no torch:mps here, so the CPU runs graphs")
+
+
 @pytest.mark.parametrize(
     ("runner", "named"),
     [

@@ -365,7 +365,7 @@ def test_users_name_runners(name: str, known: str) -> None:
         ("auto", "webgpu", ("cpu", "webgpu")),
         ("mps", "auto", ("torch:mps", "torch:mps")),
         ("numpy", "auto", ("numpy", CPU)),
-        ("torch", "auto", ("torch", "torch")),
+        ("torch", "auto", ("torch", "auto")),
         ("numpy", "cuda", ("numpy", "torch:cuda")),
     ],
 )

@@ -132,7 +132,10 @@ def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> N
     assert list(manager.scheduler.devices) == [2]
 
 
-RATES = ("flops_per_s", "graph_flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s")
+RATES = (
+    *("flops_per_s", "graph_flops_per_s", "graph_bf16_flops_per_s"),
+    *("downlink_bytes_per_s", "uplink_bytes_per_s"),
+)
 EXTREME: dict[str, dict[str, Any]] = {
     "huge": dict.fromkeys(RATES, 1e308),
     "tiny": dict.fromkeys(RATES, 1e-308),

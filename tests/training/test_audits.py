@@ -30,7 +30,8 @@ from benchmarks.stage_audits import (
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.machine.graph_choice import open_in_torch
-from cleave.machine.graph_session import GraphSession
+from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.torch_session import TorchSession
 from cleave.scheduler.stages.outcomes import PassDone, StepResult
 from cleave.training.stages.audits import AuditCounters, Auditor, escape_chance
 from tests.graphs.models import TOKENS, plain_gradients, small_model
@@ -270,6 +271,23 @@ def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
         assert auditor.counters.again > 0  # rounding alone does not explain it
         assert factor > 1 or not auditor.counters.faults
         assert fleet.device_count == (2 if factor > 1 else 3)
+
+
+@pytest.mark.parametrize("lie", [None, activation])
+def test_an_accelerator_that_fails_in_an_audit_is_replaced_by_the_cpu(lie: Place | None) -> None:
+    class OutOfMemory(TorchSession):
+        def run(self, given: Any, wanted: Any = None) -> Any:
+            raise GraphError("the graph cannot be run: out of memory")
+
+    def failing(model: bytes, given: Any, products: Any) -> OutOfMemory:
+        return OutOfMemory(model)
+
+    (ids,) = batches(1)
+    with fleet_of(*([] if lie is None else [Scaled(lie, 1.3)]), devices=3) as fleet:
+        auditor = Auditor(100.0, random.Random(1), failing)  # everything
+        staged(small_model("opt"), fleet, loss=False, auditor=auditor).gradients(rows(ids))
+        assert auditor.counters.outputs > 0
+        assert bool(auditor.counters.faults) == (lie is not None)
 
 
 @pytest.mark.parametrize("family", ["opt", nightly("llama"), nightly("gpt2")])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Route
+from torch import Tensor
 
+import cleave
+from cleave.arrays import DType
+from cleave.machine import webgpu_session
+from cleave.planner.stages.model import PsCompute
 from cleave.training.loop.job import JobSpec
+from cleave.training.stages.audits import Auditor
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
+from tests.graphs.models import trained
 from tests.integration.processes import (
     PATIENCE_S,
     losses,
@@ -22,6 +32,9 @@ from tests.integration.processes import (
     training_by_stages,
     wait_for_event,
 )
+from tests.integration.test_stages import Prepared, rows
+from tests.machine import swiftshader
+from tests.training.test_staged import EvenStages
 from tests.web.test_join import (
     DEVICE,
     PATIENCE_MS,
@@ -90,6 +103,44 @@ def test_a_browser_alone_trains_by_stages(
     (runtime,) = {url for url in loaded if "ort-wasm" in url}
     assert ("asyncify" in runtime) == (way == "gpu")
     assert seen == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_devices_of_every_kind_train_alike_and_none_is_accused(
+    browser: Browser, dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch, ONNX Runtime, WebGPU in software and a browser; the server audits all results."""
+    in_software = swiftshader.environment() if webgpu_session.installed() else None
+    for name, value in (in_software or {}).items():
+        monkeypatch.setenv(name, value)
+    prepared = Prepared()
+    auditor = Auditor(100.0, random.Random(1))  # everything
+    runners = ("torch:cpu", "cpu", "webgpu" if in_software else "cpu")
+    with cleave.serve(stages_on="any") as served, visit(browser) as page, ExitStack() as devices:
+        join(page, page_address(served.url))
+        for runner in runners:
+            _, said = devices.enter_context(
+                started("join", served.url, "--runner", runner, *DEVICE)
+            )
+            assert wait_for_event(said, "note")["text"].startswith(f"{runner} runs graphs at ")
+        served.fleet.wait_for(1 + len(runners), PATIENCE_S)
+        work = ModelWork(prepared.model, prepared.graphs, dtype)
+        ps, runtime = PsCompute(1e11, 0.0), served.fleet.runtime
+        staged = StagedModel(work, runtime, EvenStages(loss=True), ps, auditor=auditor)
+
+        def gradients(ids: Tensor) -> float:
+            loss = staged.gradients(rows(ids))
+            assert isinstance(loss, float)
+            return loss
+
+        found = trained(prepared.model, gradients, prepared.batches, clip=1.0)
+        staged.close()
+        await_count(page, "graphs", 2 * len(prepared.batches))
+    within = 1e-5 if dtype is DType.FP32 else 2e-2
+    assert found == pytest.approx(prepared.plain_losses(), rel=within)
+    assert auditor.counters.outputs > 0
+    assert auditor.counters.sums > 0
+    assert auditor.counters.faults == 0
 
 
 def test_a_closed_tab_costs_its_share_alone(

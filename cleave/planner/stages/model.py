@@ -204,7 +204,7 @@ class PsCompute:
             updates the parameters and prepares the next step.
         rates: rates of the network card; None if it is never the bottleneck.
         loss_flops_per_s: throughput in the LM head and the loss; 0 means `flops_per_s`.
-        graph_flops_per_s: throughput in layer graphs, in fp32; 0 means `flops_per_s`.
+        graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
     """
 
     flops_per_s: float

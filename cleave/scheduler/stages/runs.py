@@ -265,10 +265,18 @@ class StageRuns:
             before = rates.for_graphs(self._dtype).flops_per_s
             if 1 / _CHANGED < flops_per_s / before < _CHANGED:
                 continue
-            if self._dtype == "bf16":
-                found.append((session, replace(rates, graph_bf16_flops_per_s=flops_per_s)))
-            else:
-                found.append((session, replace(rates, graph_flops_per_s=flops_per_s)))
+            # What slows a device down in one dtype does so in the other.
+            change = flops_per_s / before
+            found.append(
+                (
+                    session,
+                    replace(
+                        rates,
+                        graph_flops_per_s=change * rates.for_graphs().flops_per_s,
+                        graph_bf16_flops_per_s=change * rates.graph_bf16_flops_per_s,
+                    ),
+                )
+            )
         return found
 
     def _counted(self, session: Session) -> DeviceCounters:

@@ -26,7 +26,7 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.graphs.noise import noisy
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
-from cleave.machine.graph_session import OpenGraph
+from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
@@ -444,16 +444,26 @@ class Auditor:
     def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
         key = graph, noise is not None
         if key not in self._sessions:
-            model = graph.model
-            if noise is not None:
-                model = noisy(model, ROUNDING, narrow_products=bool(graph.products))
-            self._sessions[key] = self._open_graph(model, (), None)
+            self._sessions[key] = self._open_graph(_audited(graph, noise), (), None)
         session = self._sessions[key]
         shaped = {
             name: feed[name].reshape([n if isinstance(n, int) else -1 for n in shape])
             for name, shape in session.inputs.items()
         }
-        return session.run(shaped)
+        try:
+            return session.run(shaped)
+        except GraphError:  # for example, an accelerator has no memory left
+            if isinstance(session, GraphSession):
+                raise
+            session = self._sessions[key] = open_on_cpu(_audited(graph, noise))
+            return session.run(shaped)
+
+
+def _audited(graph: StageGraph, noise: Noise) -> bytes:
+    """Return the ONNX model with which an audit repeats a graph."""
+    if noise is None:
+        return graph.model
+    return noisy(graph.model, ROUNDING, narrow_products=bool(graph.products))
 
 
 def escape_chance(audited: float, steps: int) -> float:
