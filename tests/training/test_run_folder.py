@@ -107,6 +107,13 @@ def test_a_half_line_is_not_a_record_and_a_damaged_one_is_an_error(tmp_path: Pat
     assert list(run.records()) == [{"step": 1}, {"step": 2}, {"event": "resumed"}]
 
 
+def test_a_crash_after_the_first_byte_is_healed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.metrics_path.write_text("{")
+    run.rewind(0)
+    assert list(run.records()) == []
+
+
 def test_rewinding_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
     RunFolder(tmp_path).rewind(5)
     assert list(tmp_path.iterdir()) == []

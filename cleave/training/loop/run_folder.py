@@ -223,7 +223,7 @@ class RunFolder:
             return
         # After a power loss, the file may contain zero bytes instead of its last records.
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
-        if begin and not begin.startswith(b'{"') and not any(record for _, record in lines):
+        if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
             raise CleaveError(
                 f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
             )
