@@ -1,7 +1,16 @@
 /** Graphs on the GPU, and on the processor where the GPU does not do them, or not exactly. */
 
 import { GraphError } from "./errors";
-import type { GraphSession, OpenGraph, OpenSized, Sizes, Value } from "./graph_session";
+import {
+  free,
+  type GraphSession,
+  type OpenGraph,
+  type OpenSized,
+  type Operand,
+  read,
+  type Sizes,
+  type Value,
+} from "./graph_session";
 
 /** Micro-batches of a step have two sizes at most. */
 const MOST_SIZES = 2;
@@ -54,9 +63,9 @@ class GpuGraph implements GraphSession {
   }
 
   async run(
-    given: ReadonlyMap<string, Value>,
+    given: ReadonlyMap<string, Operand>,
     wanted: readonly string[],
-  ): Promise<ReadonlyMap<string, Value>> {
+  ): Promise<ReadonlyMap<string, Operand>> {
     if (!this.#refused) {
       try {
         return await this.#run(given, wanted);
@@ -73,18 +82,20 @@ class GpuGraph implements GraphSession {
     await this.plain.close();
   }
 
-  async #run(given: ReadonlyMap<string, Value>, wanted: readonly string[]) {
+  async #run(given: ReadonlyMap<string, Operand>, wanted: readonly string[]) {
     const sizes = this.#sizes(given);
     const key = JSON.stringify(sizes);
     const ready = this.#ready.get(key);
     if (ready) return ready.run(given, wanted);
     const made = await this.onGpu(this.model, sizes);
+    let found: ReadonlyMap<string, Operand> = new Map();
     try {
-      const found = await made.run(given, wanted);
-      if (!this.trusted) refuseApart(found, await this.plain.run(given, wanted));
+      found = await made.run(given, wanted);
+      if (!this.trusted) await refuseApart(found, await this.plain.run(given, wanted));
       await this.#keep(key, made);
       return found;
     } catch (error) {
+      for (const array of found.values()) free(array);
       await made.close();
       throw error;
     }
@@ -107,7 +118,7 @@ class GpuGraph implements GraphSession {
   }
 
   /** What the sizes are that the graph leaves open. */
-  #sizes(given: ReadonlyMap<string, Value>): Sizes {
+  #sizes(given: ReadonlyMap<string, Operand>): Sizes {
     const sizes: { [name: string]: number } = {};
     for (const { name, shape } of this.inputs) {
       const of = given.get(name)?.shape ?? [];
@@ -120,12 +131,18 @@ class GpuGraph implements GraphSession {
 }
 
 /** @throws GraphError where outputs are further apart than rounding explains */
-function refuseApart(found: ReadonlyMap<string, Value>, right: ReadonlyMap<string, Value>): void {
+async function refuseApart(
+  found: ReadonlyMap<string, Operand>,
+  wanted: ReadonlyMap<string, Operand>,
+): Promise<void> {
+  const right = new Map<string, Value>();
+  for (const [name, array] of wanted) right.set(name, await read(array));
   const sizes = new Map([...right].map(([name, { data }]) => [name, largest(data)]));
   // Some gradients are zero but for rounding, as that of the bias of keys: they have no own scale.
   const least = LEAST_SCALE * Math.max(...sizes.values());
   for (const [name, { data }] of right) {
-    const other = found.get(name)?.data;
+    const made = found.get(name);
+    const other = made && (await read(made)).data;
     if (other?.length !== data.length)
       throw new GraphError(`the GPU makes ${name} in another size`);
     let apart = 0;

@@ -67,7 +67,7 @@ async function obey(store: GraphStore, order: Exclude<Order, Start>): Promise<vo
       });
     case "fetch": {
       const began_s = now_s();
-      const payload = store.fetch(order.order);
+      const payload = await store.fetch(order.order);
       return say({ kind: "done", seconds: now_s() - began_s, payload });
     }
   }

@@ -7,7 +7,16 @@ import { DType, itemBytes } from "../kernels/kernel";
 import { narrow, widen } from "../kernels/numbers";
 import { GraphError } from "./errors";
 import type { GivenInput, GraphMemory } from "./graph_memory";
-import type { GraphSession, Input, OpenGraph, Value } from "./graph_session";
+import type { GpuArray, GpuMemory } from "./gpu_memory";
+import {
+  free,
+  type GraphSession,
+  type Input,
+  type Kept,
+  type OpenGraph,
+  type Operand,
+  type Value,
+} from "./graph_session";
 import { type FetchOrder, type GraphOrder, IndexType, type Sent } from "./orders";
 
 type Entry =
@@ -17,9 +26,75 @@ type Entry =
       memory: Pick<GraphMemory, "peakBytes"> | null;
       session: GraphSession | null;
     }
-  /** As it came: 16 bits are widened for each run, and take half the memory between. */
-  | { readonly kind: "array"; readonly dtype: DType; readonly payload: Uint8Array }
-  | { readonly kind: "value"; readonly value: Value };
+  | { readonly kind: "array"; readonly array: PutArray }
+  | { readonly kind: "value"; readonly value: Operand };
+
+/**
+ * An array that was put. It stays as it came: 16 bits take half the memory of fp32, and are upcast
+ * for each run on the processor. The GPU's copy is in fp32, and is made once.
+ */
+class PutArray implements Kept {
+  #copy: GpuArray | null = null;
+
+  constructor(
+    readonly dtype: DType,
+    readonly payload: Uint8Array,
+  ) {}
+
+  get elements(): number {
+    return this.payload.length / itemBytes(this.dtype);
+  }
+
+  async read(): Promise<Float32Array> {
+    return this.#numbers();
+  }
+
+  async part(from: number, to: number): Promise<Float32Array<ArrayBuffer>> {
+    const size = itemBytes(this.dtype);
+    return widen(this.payload.slice(from * size, to * size), this.dtype);
+  }
+
+  async onGpu(memory: GpuMemory): Promise<GpuArray | null> {
+    this.#copy ??= await memory.make(this.elements, this.#numbers());
+    return this.#copy;
+  }
+
+  free(): void {
+    this.#copy?.free();
+    this.#copy = null;
+  }
+
+  #numbers(): Float32Array {
+    const { dtype, payload } = this;
+    if (dtype !== DType.FP32) return widen(payload, dtype);
+    return new Float32Array(payload.buffer, payload.byteOffset, this.elements);
+  }
+}
+
+/** Zeros for one run. */
+class Zeros implements Kept {
+  #copy: GpuArray | null = null;
+
+  constructor(readonly elements: number) {}
+
+  read(): Promise<Float32Array> {
+    return this.part(0, this.elements);
+  }
+
+  async part(from: number, to: number): Promise<Float32Array<ArrayBuffer>> {
+    return new Float32Array(to - from);
+  }
+
+  async onGpu(memory: GpuMemory): Promise<GpuArray | null> {
+    this.#copy ??= await memory.make(this.elements);
+    return this.#copy;
+  }
+
+  free(): void {
+    this.#copy?.free();
+    this.#copy = null;
+  }
+}
 
 /** Finds the memory that runs of a graph work in; it throws where the model is no graph. */
 export type MemoryOf = (model: Uint8Array) => Pick<GraphMemory, "peakBytes">;
@@ -44,7 +119,10 @@ export class GraphStore {
     if (sent.kind === "graph") {
       this.#entries.set(id, { kind: "graph", model: sent.payload, memory: null, session: null });
     } else if (sent.kind === "array") {
-      this.#entries.set(id, { kind: "array", dtype: sent.dtype, payload: aligned(sent.payload) });
+      this.#entries.set(id, {
+        kind: "array",
+        array: new PutArray(sent.dtype, aligned(sent.payload)),
+      });
     } else {
       this.#entries.set(id, { kind: "value", value: indices(sent.type, sent.payload) });
     }
@@ -53,8 +131,8 @@ export class GraphStore {
   /** Make one array of the rows of some, which are forgotten. Where one is missing, none is made. */
   join(id: bigint, ids: readonly bigint[]): void {
     const parts = ids.map((part) => this.#entries.get(part));
-    for (const part of ids) this.#entries.delete(part);
-    const arrays = parts.filter((part) => part?.kind === "array");
+    for (const part of ids) this.#delete(part);
+    const arrays = parts.flatMap((part) => (part?.kind === "array" ? [part.array] : []));
     const [first] = arrays;
     if (!first || arrays.length < parts.length) return;
     const payload = new Uint8Array(arrays.reduce((sum, part) => sum + part.payload.length, 0));
@@ -63,16 +141,24 @@ export class GraphStore {
       payload.set(part.payload, at);
       at += part.payload.length;
     }
-    this.#entries.set(id, { kind: "array", dtype: first.dtype, payload });
+    this.#entries.set(id, { kind: "array", array: new PutArray(first.dtype, payload) });
   }
 
   /** Forget arrays and graphs. */
   async forget(ids: readonly bigint[]): Promise<void> {
     for (const id of ids) {
-      const entry = this.#entries.get(id);
-      this.#entries.delete(id);
+      const entry = this.#delete(id);
       if (entry?.kind === "graph") await entry.session?.close();
     }
+  }
+
+  /** Forget an array or a graph, and free what the array occupies in a GPU's memory. */
+  #delete(id: bigint): Entry | undefined {
+    const entry = this.#entries.get(id);
+    this.#entries.delete(id);
+    if (entry?.kind === "array") entry.array.free();
+    if (entry?.kind === "value") free(entry.value);
+    return entry;
   }
 
   /**
@@ -88,7 +174,7 @@ export class GraphStore {
       this.#refuseTooLarge(order, room_bytes);
       return await this.#run(order);
     } catch (error) {
-      for (const id of order.outputs) this.#entries.delete(id);
+      for (const id of order.outputs) this.#delete(id);
       throw error;
     }
   }
@@ -114,8 +200,8 @@ export class GraphStore {
   #given(id: bigint): GivenInput {
     if (id === 0n) return { elements: null, narrow: false };
     const entry = this.#entry(id);
-    if (entry.kind === "value") return { elements: entry.value.data.length, narrow: false };
-    return { elements: itemsOf(entry), narrow: entry.dtype !== DType.FP32 };
+    const elements = elementsOf(entry);
+    return { elements, narrow: entry.kind === "array" && entry.array.dtype !== DType.FP32 };
   }
 
   async #run({ graph, inputs, outputs, output_bytes }: GraphOrder): Promise<number> {
@@ -133,18 +219,27 @@ export class GraphStore {
     const given = new Map(
       session.inputs.map((input, n) => [input.name, this.#shaped(input, inputs[n]!)]),
     );
+    const zeros = session.inputs.flatMap(({ name }, n) =>
+      inputs[n] === 0n ? [given.get(name)!] : [],
+    );
     const kept = outputs.flatMap((id, n) => (id === 0n ? [] : [{ id, name: session.outputs[n]! }]));
     const names = kept.length > 0 ? kept.map(({ name }) => name) : session.outputs;
-    const found = await session.run(given, names);
+    let found: ReadonlyMap<string, Operand>;
+    try {
+      found = await session.run(given, names);
+    } finally {
+      zeros.forEach(free);
+    }
     const values = kept.map(({ name }) => found.get(name)!);
-    for (const [n, { data }] of values.entries()) {
-      if (data.byteLength !== output_bytes[n]) {
-        throw new GraphError(
-          `an output has ${data.byteLength} bytes, not ${output_bytes[n]} as was said`,
-        );
-      }
+    const wrong = values.findIndex((value, n) => bytesOf(value) !== output_bytes[n]);
+    if (wrong >= 0 || kept.length === 0) for (const array of found.values()) free(array);
+    if (wrong >= 0) {
+      throw new GraphError(
+        `an output has ${bytesOf(values[wrong]!)} bytes, not ${output_bytes[wrong]} as was said`,
+      );
     }
     for (const [n, { id }] of kept.entries()) {
+      this.#delete(id);
       this.#entries.set(id, { kind: "value", value: values[n]! });
     }
     return this.now_s() - began_s;
@@ -155,9 +250,10 @@ export class GraphStore {
    *
    * @throws GraphError when the array is not there, or has other rows or columns
    */
-  fetch({ array, first_row, rows, columns, out }: FetchOrder): Uint8Array<ArrayBuffer> {
+  async fetch(order: FetchOrder): Promise<Uint8Array<ArrayBuffer>> {
+    const { array, first_row, rows, columns, out } = order;
     const entry = this.#entry(array);
-    const items = entry.kind === "array" ? itemsOf(entry) : entry.value.data.length;
+    const items = elementsOf(entry);
     const numbers = entry.kind === "array" || entry.value.type === "float32";
     if (!numbers || items % columns !== 0 || (first_row + rows) * columns > items) {
       throw new GraphError(
@@ -167,10 +263,9 @@ export class GraphStore {
     }
     const [from, to] = [first_row * columns, (first_row + rows) * columns];
     // A copy of these rows alone: it is given away.
-    if (entry.kind === "value")
-      return narrow((entry.value.data as Float32Array).slice(from, to), out);
-    const size = itemBytes(entry.dtype);
-    return narrow(widen(entry.payload.slice(from * size, to * size), entry.dtype), out);
+    if (entry.kind === "array") return narrow(await entry.array.part(from, to), out);
+    if ("kept" in entry.value) return narrow(await entry.value.kept.part(from, to), out);
+    return narrow((entry.value.data as Float32Array).slice(from, to), out);
   }
 
   #entry(id: bigint): Exclude<Entry, { kind: "graph" }> {
@@ -182,7 +277,7 @@ export class GraphStore {
   }
 
   /** An input in the graph's shape, whose size that is not fixed follows from its own. */
-  #shaped(input: Input, id: bigint): Value {
+  #shaped(input: Input, id: bigint): Operand {
     const fixed = input.shape.reduce<number>((n, size) => n * (isFixed(size) ? size : 1), 1);
     const free = input.shape.filter((size) => !isFixed(size)).length;
     const said = `[${input.shape.join(", ")}]`;
@@ -191,28 +286,19 @@ export class GraphStore {
         throw new GraphError(`the input ${input.name} cannot be zeros: its shape is ${said}`);
       }
       const shape = input.shape as readonly number[];
-      return { type: "float32", shape, data: new Float32Array(fixed) };
+      return { type: "float32", shape, kept: new Zeros(fixed) };
     }
-    const value = this.#value(id);
-    const items = value.data.length;
+    const entry = this.#entry(id);
+    const items = elementsOf(entry);
     const batch = free === 0 ? 1 : items / fixed;
     if (free > 1 || batch * fixed !== items || !Number.isSafeInteger(batch)) {
       throw new GraphError(
         `the input ${input.name} has the shape ${said}, and ${items} elements came`,
       );
     }
-    return { ...value, shape: input.shape.map((size) => (isFixed(size) ? size : batch)) };
-  }
-
-  #value(id: bigint): Value {
-    const entry = this.#entry(id);
-    if (entry.kind === "value") return entry.value;
-    const { dtype, payload } = entry;
-    const data =
-      dtype === DType.FP32
-        ? new Float32Array(payload.buffer, payload.byteOffset, itemsOf(entry))
-        : widen(payload, dtype);
-    return { type: "float32", shape: [], data };
+    const shape = input.shape.map((size) => (isFixed(size) ? size : batch));
+    if (entry.kind === "array") return { type: "float32", shape, kept: entry.array };
+    return { ...entry.value, shape };
   }
 }
 
@@ -220,8 +306,14 @@ function isFixed(size: number | string): size is number {
   return typeof size === "number" && size >= 0;
 }
 
-function itemsOf({ dtype, payload }: { dtype: DType; payload: Uint8Array }): number {
-  return payload.length / itemBytes(dtype);
+function elementsOf(entry: Exclude<Entry, { kind: "graph" }>): number {
+  if (entry.kind === "array") return entry.array.elements;
+  return "kept" in entry.value ? entry.value.kept.elements : entry.value.data.length;
+}
+
+function bytesOf(array: Operand): number {
+  if ("kept" in array) return array.kept.elements * Float32Array.BYTES_PER_ELEMENT;
+  return array.data.byteLength;
 }
 
 function indices(type: IndexType, payload: Uint8Array): Value {

@@ -5,7 +5,7 @@
  */
 
 import { GraphError } from "./errors";
-import type { OpenGraph, Value } from "./graph_session";
+import { free, type OpenGraph, read, type Value } from "./graph_session";
 import { written } from "./graph_writer";
 
 /** Errors from this on are no rounding of fp32, as in Python. */
@@ -50,18 +50,25 @@ async function errorOf({ model, given, wanted }: Trial, open: OpenGraph): Promis
   const session = await open(model);
   try {
     const found = await session.run(new Map(Object.entries(given)), Object.keys(wanted));
-    const errors = Object.entries(wanted).map(([name, right]) => {
-      const data = found.get(name)?.data;
-      if (!(data instanceof Float32Array) || data.length !== right.length) return Infinity;
-      const largest = right.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-      let off = 0;
-      for (const [n, value] of right.entries()) off = Math.max(off, Math.abs(data[n]! - value));
-      return Number.isNaN(off) ? Infinity : off / largest;
-    });
-    return Math.max(...errors);
+    let worst = 0;
+    for (const [name, right] of Object.entries(wanted)) {
+      const made = found.get(name);
+      if (!made) return Infinity;
+      worst = Math.max(worst, errorIn((await read(made)).data, right));
+      free(made);
+    }
+    return worst;
   } finally {
     await session.close();
   }
+}
+
+function errorIn(data: Value["data"], right: Float64Array): number {
+  if (!(data instanceof Float32Array) || data.length !== right.length) return Infinity;
+  const largest = right.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  let off = 0;
+  for (const [n, value] of right.entries()) off = Math.max(off, Math.abs(data[n]! - value));
+  return Number.isNaN(off) ? Infinity : off / largest;
 }
 
 function* trials(): Generator<Trial> {

@@ -1,7 +1,13 @@
 import { expect, test } from "vitest";
 import { GraphError } from "../../src/graphs/errors";
 import { gpuAlone, gpuGraphs } from "../../src/graphs/gpu_graphs";
-import type { GraphSession, OpenSized, Value } from "../../src/graphs/graph_session";
+import {
+  type GraphSession,
+  type OpenSized,
+  read,
+  type Value,
+} from "../../src/graphs/graph_session";
+import { FakeGpu } from "./fake_gpu";
 
 const MODEL = new Uint8Array([1]);
 
@@ -18,7 +24,8 @@ function doubling(name: string, said: string[], factor = 2): GraphSession {
     outputs: ["y"],
     run: async (given) => {
       said.push(name);
-      return new Map([["y", vector(...[...given.get("x")!.data].map((n) => factor * Number(n)))]]);
+      const { data } = await read(given.get("x")!);
+      return new Map([["y", vector(...[...data].map((n) => factor * Number(n)))]]);
     },
     close: async () => void said.push(`${name} closed`),
   };
@@ -26,7 +33,7 @@ function doubling(name: string, said: string[], factor = 2): GraphSession {
 
 async function run(session: GraphSession, ...x: number[]): Promise<number[]> {
   const found = await session.run(new Map([["x", vector(...x)]]), ["y"]);
-  return [...(found.get("y")!.data as Float32Array)];
+  return [...((await read(found.get("y")!)).data as Float32Array)];
 }
 
 test("the first run of each size is compared with the processor's, the others are not", async () => {
@@ -104,3 +111,27 @@ test("a fault that is none of the graph's passes through", async () => {
   const session = await gpuGraphs(async () => doubling("processor", []), broken)(MODEL);
   await expect(run(session, 1)).rejects.toThrow("out of bounds");
 });
+
+test.each([
+  [2, 1],
+  [2.001, 0], // refused
+])(
+  "outputs on the GPU are compared, and those that are refused are freed",
+  async (factor, left) => {
+    const gpu = new FakeGpu();
+    const onGpu: OpenSized = async () => ({
+      ...doubling("gpu", []),
+      run: async (given) => {
+        const x = (await read(given.get("x")!)).data as Float32Array;
+        const kept = await gpu.memory.make(
+          x.length,
+          x.map((n) => factor * n),
+        );
+        return new Map([["y", { type: "float32", shape: [x.length], kept: kept! }]]);
+      },
+    });
+    const session = await gpuGraphs(async () => doubling("processor", []), onGpu)(MODEL);
+    expect(await run(session, 1, 2)).toEqual([2, 4]);
+    expect(gpu.living.size).toBe(left);
+  },
+);

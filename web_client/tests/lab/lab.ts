@@ -14,7 +14,7 @@ import {
   worstError,
 } from "../../src/kernels/reference";
 import { seeded } from "../kernels/random";
-import { gpuGraph, gpuSelfTest } from "./graphs";
+import { gpuGraph, gpuSelfTest, gpuTraining } from "./graphs";
 
 interface Errors {
   /** Worst error as a share of what rounding allows, over the self-check and the odd sizes. */
@@ -62,6 +62,7 @@ function base64(bytes: Uint8Array): string {
 const lab = {
   gpuGraph,
   gpuSelfTest,
+  gpuTraining,
   isolated: globalThis.crossOriginIsolated,
 
   /** A kernel's errors against double precision. */
