@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -116,7 +117,9 @@ def _graphs() -> Iterator[Check]:
     for runner in runners():
         for products in (None, *runner.multiplies_in):
             found = examined(runner, products=products)
-            yield Check(Verdict.WITHOUT if found.fault else Verdict.OK, found.text)
+            memory_bytes = math.inf if found.fault else runner.memory_bytes()
+            free = "" if math.isinf(memory_bytes) else f"; {human_bytes(memory_bytes)} free"
+            yield Check(Verdict.WITHOUT if found.fault else Verdict.OK, f"{found.text}{free}")
 
 
 def free_bytes(folder: Path) -> int:

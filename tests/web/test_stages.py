@@ -16,6 +16,7 @@ import cleave
 from cleave.arrays import DType
 from cleave.machine import webgpu_session
 from cleave.planner.stages.model import PsCompute
+from cleave.server.http.pages import Pages
 from cleave.training.loop.job import JobSpec
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
@@ -116,7 +117,12 @@ def test_devices_of_every_kind_train_alike_and_none_is_accused(
     prepared = Prepared()
     auditor = Auditor(100.0, random.Random(1))  # everything
     runners = ("torch:cpu", "cpu", "webgpu" if in_software else "cpu")
-    with cleave.serve(stages_on="any") as served, visit(browser) as page, ExitStack() as devices:
+    pages = Pages.of_package().answer
+    with (
+        cleave.serve(stages_on="any", pages=pages) as served,
+        visit(browser) as page,
+        ExitStack() as devices,
+    ):
         join(page, page_address(served.url))
         for runner in runners:
             _, said = devices.enter_context(
