@@ -45,7 +45,7 @@ from cleave.machine.graph_session import CPU_PROVIDER
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
-from cleave.training.stages.audits import Auditor, Fault, Watch
+from cleave.training.stages.audits import Auditor, Fault, Noise, Watch
 from cleave.training.stages.honest_error import ROUNDING
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
@@ -142,9 +142,7 @@ class Device(Auditor):
         self.repeat(work, record, batch, totals, None)
         return {key: total.reshape(-1) for key, total in totals.items()}
 
-    def _run(
-        self, graph: StageGraph, feed: Mapping[str, Array], random: np.random.Generator | None
-    ) -> dict[str, Array]:
+    def _run(self, graph: StageGraph, feed: Mapping[str, Array], random: Noise) -> dict[str, Array]:
         if graph not in self._others:
             model = noisy(graph.model, self._rounding) if self._rounding else graph.model
             self._others[graph] = OtherSession(model, *self._how)

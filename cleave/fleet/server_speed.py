@@ -26,7 +26,12 @@ _PARAMETERS: Final = 2**21  # with optimizer state, far more than a processor's 
 
 @cache
 def measured_server(
-    width: int, inner: int, vocabulary: int, trained: int, dtype: DType
+    width: int,
+    inner: int,
+    vocabulary: int,
+    trained: int,
+    dtype: DType,
+    products: DType = DType.FP32,
 ) -> PsCompute:
     """Measure the speed that this machine sustains as a PS. This takes about a second.
 
@@ -40,6 +45,7 @@ def measured_server(
         trained: number of trained parameters.
         dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32, and so
             are the sums of products in layer graphs.
+        products: dtype of products in layer graphs.
 
     Example:
         >>> measured_server(768, 3072, 50272, 125_000_000, DType.FP32).flops_per_s
@@ -59,7 +65,7 @@ def measured_server(
         12 * _TOKENS * width * inner / layer_s,
         trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
-        graph_flops_per_s=graphs_here().flops_per_s(dtype if dtype is DType.BF16 else None),
+        graph_flops_per_s=graphs_here().flops_per_s(products if products is DType.BF16 else None),
     )
 
 

@@ -8,8 +8,9 @@ for reliable scientific computation", 1993).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, TypeAlias
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
@@ -44,30 +45,50 @@ def noisy(model: bytes, amplitude: float, *, narrow_products: bool = False) -> b
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
     if narrow_products:
-        _disturb_products(typed.graph)
+        _change_products(typed.graph, partial(_noise, amplitude=PRODUCT_ROUNDING))
     _disturb(typed.graph, amplitude)
     found: bytes = typed.SerializeToString()
     return found
 
 
-def _disturb_products(graph: GraphProto) -> None:
-    """Add noise to both factors and to the result of each matrix product, in place."""
+def with_narrow_products(model: bytes) -> bytes:
+    """Return a copy of a graph that rounds the factors and results of matrix products to bf16.
+
+    Devices whose products are in bf16 round in the same places, so results differ little.
+
+    Args:
+        model: serialized ONNX model in fp32.
+    """
+    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
+    _change_products(typed.graph, _rounding)
+    found: bytes = typed.SerializeToString()
+    return found
+
+
+_Change: TypeAlias = Callable[[str, str], Iterator[NodeProto]]
+
+
+def _change_products(graph: GraphProto, change: _Change) -> None:
+    """Change both factors and the result of each matrix product, in place.
+
+    `change` yields the operations that compute an array from another one, by their names.
+    """
     floats = _floats(graph)
     nodes = list(graph.node)
     del graph.node[:]
     for number, node in enumerate(nodes):
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                _disturb_products(attribute.g)
+                _change_products(attribute.g, change)
         if node.op_type in _PRODUCTS and node.output[0] in floats:
             for at, name in enumerate(node.input[:2]):
                 moved = f"{name}/factor of {number}.{at}"
-                graph.node.extend(_noise(name, moved, PRODUCT_ROUNDING))
+                graph.node.extend(change(name, moved))
                 node.input[at] = moved
             exact, name = f"{node.output[0]}/product", node.output[0]
             node.output[0] = exact
             graph.node.append(node)
-            graph.node.extend(_noise(exact, name, PRODUCT_ROUNDING))
+            graph.node.extend(change(exact, name))
         else:
             graph.node.append(node)
 
@@ -79,6 +100,13 @@ def _floats(graph: GraphProto) -> set[str]:
         for value in (*graph.value_info, *graph.output)
         if value.type.tensor_type.elem_type == TensorProto.FLOAT
     }
+
+
+def _rounding(name: str, moved: str) -> Iterator[NodeProto]:
+    """Yield the operations that round `name` to bf16."""
+    narrow = f"{moved}/bf16"
+    yield helper.make_node("Cast", [name], [narrow], to=TensorProto.BFLOAT16)
+    yield helper.make_node("Cast", [narrow], [moved], to=TensorProto.FLOAT)
 
 
 def _noise(name: str, moved: str, amplitude: float) -> Iterator[NodeProto]:

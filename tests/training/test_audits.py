@@ -313,7 +313,8 @@ def test_products_in_bf16_are_not_accused_and_do_not_hide_lies(
         found.gradients(rows(ids))
         assert opened
         assert set(opened) == {DType.BF16}
-        assert auditor.counters.again > 0  # fp32 would not explain these errors
+        # The server finds out how the devices round. Then little is in doubt.
+        assert auditor.counters.again <= 2 + 100 * (lie is not None)
         assert bool(auditor.counters.faults) == (lie is not None)
 
 

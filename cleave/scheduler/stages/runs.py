@@ -69,7 +69,7 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
-        self._dtype = "fp32"  # of the last step
+        self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
@@ -179,7 +179,7 @@ class StageRuns:
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
-        self._dtype = work.dtype
+        self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
 

@@ -16,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
-from cleave.graphs.noise import noisy
+from cleave.graphs.noise import noisy, with_narrow_products
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
@@ -41,7 +41,10 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
-Noise = np.random.Generator | None  # generator of coarser rounding errors; None for normal rounding
+NARROW: Final = "bf16"
+# How local results round: as fp32 does (None), with products in bf16 (`NARROW`), or more coarsely,
+# with errors from a random number generator.
+Noise = np.random.Generator | Literal["bf16"] | None
 Sums = dict[SumName, Array]  # sums of parameter gradients
 
 
@@ -76,6 +79,7 @@ class Watch:
         outputs: numbers, from 0, of the device's backward passes that output audits recompute. A
             number is removed once its audit is done.
         sums: whether a sums audit is selected.
+        rounds: how local results round, as those of this device did in earlier audits.
         share: number of consecutive passes for which at most one output audit is selected.
         batches: micro-batches of the device's finished backward passes.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
@@ -84,6 +88,7 @@ class Watch:
 
     outputs: set[int] = field(default_factory=set)
     sums: bool = False
+    rounds: Noise = None
     share: int = 1
     batches: set[int] = field(default_factory=set)
     totals: Sums | None = field(default_factory=dict)
@@ -131,10 +136,11 @@ class Auditor:
         open_graph: MakeGraph = open_on_cpu,
     ) -> None:
         self.counters = AuditCounters()
-        self._rate = rate
+        self.rate = self._rate = rate
         self._rng = rng or random.SystemRandom()
         self._open_graph = open_graph
-        self._sessions: dict[tuple[StageGraph, bool], OpenGraph] = {}
+        self._sessions: dict[tuple[StageGraph, str], OpenGraph] = {}
+        self._rounds: dict[int, Noise] = {}  # how each device rounds, as far as audits have shown
         self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
     def faults(
@@ -178,7 +184,7 @@ class Auditor:
         share = math.ceil(batches / max(1, len(devices)))
         watches = {}
         for device in devices:
-            watches[device] = watch = Watch(share=share)
+            watches[device] = watch = Watch(share=share, rounds=self._rounds.get(device))
             if device in trusted:
                 continue
             for first in range(0, batches, share):
@@ -200,7 +206,7 @@ class Auditor:
             found += self._output_faults(work, done.record, done.losses, done.batch)
             watch.outputs.remove(number)
         if watch.sums and watch.totals is not None:
-            self.repeat(work, done.record, done.batch, watch.totals, None)
+            self.repeat(work, done.record, done.batch, watch.totals, watch.rounds)
         watch.batches.add(done.batch)
         return found
 
@@ -233,10 +239,8 @@ class Auditor:
             watch = watches.get(sums.device)
             few = self._rng.random() < self._rate / len(sums.batches)
             if few if watch is None else watch.sums:
-                known = (
-                    watch.totals if watch is not None and watch.batches == sums.batches else None
-                )
-                found += self._sums_faults(work, record, sums, known)
+                is_known = watch is not None and watch.batches == sums.batches
+                found += self._sums_faults(work, record, sums, watch if is_known else None)
         return found
 
     def _faults_of_devices(
@@ -263,10 +267,11 @@ class Auditor:
             y, dx, loss = self.repeat(work, record, batch, {}, noise)
             return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
 
-        wanted = repeat(None)
+        back = record.backward_by.get(batch)
+        rounds = self._rounds.get(record.forward_by.get(batch, -1) if back is None else back)
+        wanted = repeat(rounds)
         travels = DType(work.dtype)
         of_y = travels if record.plan.slice is None else DType.FP32
-        back = record.backward_by.get(batch)
         returned: dict[str, _Returned] = {}
         for what, payload, device, dtype in (
             ("output", record.y.get(batch), record.forward_by.get(batch), of_y),
@@ -279,10 +284,10 @@ class Auditor:
             found = _floats(payload, wanted[what].size // columns, columns, dtype)
             words = f"the {what} of micro-batch {batch}"
             returned[what] = _Returned(device, words, found, dtype)
-        yield from self._faults_of(record, returned, wanted, repeat)
+        yield from self._faults_of(work, record, returned, wanted, rounds, repeat)
 
     def _sums_faults(
-        self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Sums | None = None
+        self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Watch | None = None
     ) -> Iterator[Fault]:
         """Audit gradient sums. `known` contains the local sums; None to compute the local sums."""
         self.counters.sums += len(sums.batches)
@@ -293,7 +298,11 @@ class Auditor:
                 self.repeat(work, record, batch, totals, noise)
             return totals
 
-        wanted = known or repeat(None)
+        if known is not None and known.totals:
+            wanted, rounds = known.totals, known.rounds
+        else:
+            rounds = self._rounds.get(sums.device)
+            wanted = repeat(rounds)
         dtype = DType(work.gradients)
         returned: dict[SumName, _Returned] = {}
         for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:
@@ -305,22 +314,33 @@ class Auditor:
             ]
             words = f"the sum of {name}'s gradients"
             returned[layer, name] = _Returned(sums.device, words, np.concatenate(rows), dtype)
-        yield from self._faults_of(record, returned, wanted, repeat)
+        yield from self._faults_of(work, record, returned, wanted, rounds, repeat)
 
     def _faults_of(
         self,
+        work: StepWork,
         record: StageRecord,
         returned: Mapping[Key, _Returned],
         wanted: Mapping[Key, Array],
+        rounds: Noise,
         repeat: Callable[[Noise], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
         """Yield the faults that one audit finds, at most one per device.
 
-        `repeat` recomputes the local results, `wanted`, with coarser rounding.
+        `repeat` recomputes the local results, `wanted`, which round as `rounds` says, with other
+        rounding.
         """
         compared = {
             key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
         }
+        if _may_narrow(work) and any(one.excess > 1 for one in compared.values()):
+            # In bf16 runs, some devices compute products in bf16 and others in fp32.
+            other: Noise = NARROW if rounds is None else None
+            again = repeat(other)
+            for key, one in returned.items():
+                comparison = Comparison.of(one.found, again[key], one.dtype)
+                if comparison.excess < compared[key].excess:
+                    compared[key], self._rounds[one.device] = comparison, other
         self._explain(compared, repeat)
         for device in sorted({one.device for one in returned.values()}):
             mine = {key: compared[key] for key, one in returned.items() if one.device == device}
@@ -442,7 +462,7 @@ class Auditor:
         return found
 
     def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
-        key = graph, noise is not None
+        key = graph, "noise" if isinstance(noise, np.random.Generator) else noise or "fp32"
         if key not in self._sessions:
             self._sessions[key] = self._open_graph(_audited(graph, noise), (), None)
         session = self._sessions[key]
@@ -459,10 +479,20 @@ class Auditor:
             return session.run(shaped)
 
 
+def _may_narrow(work: StepWork) -> bool:
+    """Return True if devices may compute the step's products in bf16."""
+    layers, slices = work.layers, work.slice_works
+    return any(layer.forward.products for layer in layers) or any(
+        part.forward.products for part in slices
+    )
+
+
 def _audited(graph: StageGraph, noise: Noise) -> bytes:
     """Return the ONNX model with which an audit repeats a graph."""
     if noise is None:
         return graph.model
+    if noise == NARROW:
+        return with_narrow_products(graph.model)
     return noisy(graph.model, ROUNDING, narrow_products=bool(graph.products))
 
 

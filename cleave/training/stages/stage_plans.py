@@ -38,7 +38,7 @@ class StagePlans:
 
     Args:
         ps: speed of the PS.
-        dtype: dtype of the training run.
+        dtype: dtype in which devices may compute matrix products.
         gradients: wire dtype of parameter gradients.
         tiles: forecasts the duration of a step by tiles. If tiles or the PS alone would be faster,
             `worthwhile` is False. None to always train by stages.
