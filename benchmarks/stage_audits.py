@@ -45,7 +45,7 @@ from cleave.machine.graph_session import CPU_PROVIDER
 from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
-from cleave.training.stages.audits import Auditor, Fault, Noise, Watch
+from cleave.training.stages.audits import Auditor, Fault, Rounding, Watch
 from cleave.training.stages.honest_error import ROUNDING
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
@@ -125,7 +125,7 @@ class Device(Auditor):
         for sums in record.sums:
             totals: dict[SumName, Array] = {}
             for batch in sorted(sums.batches, reverse=True):
-                y[batch], dx[batch], _ = self.repeat(work, record, batch, totals, None)
+                y[batch], dx[batch], _ = self.repeat(work, record, batch, totals, Rounding())
             gradients = {key: total.reshape(-1) for key, total in totals.items()}
             done.append(with_sums(work, sums, gradients))
         returned = replace(
@@ -139,10 +139,12 @@ class Device(Auditor):
     def gradients(self, work: StepWork, record: StageRecord, batch: int) -> dict[SumName, Array]:
         """Return the gradients of one micro-batch."""
         totals: dict[SumName, Array] = {}
-        self.repeat(work, record, batch, totals, None)
+        self.repeat(work, record, batch, totals, Rounding())
         return {key: total.reshape(-1) for key, total in totals.items()}
 
-    def _run(self, graph: StageGraph, feed: Mapping[str, Array], random: Noise) -> dict[str, Array]:
+    def _run(
+        self, graph: StageGraph, feed: Mapping[str, Array], rounding: Rounding
+    ) -> dict[str, Array]:
         if graph not in self._others:
             model = noisy(graph.model, self._rounding) if self._rounding else graph.model
             self._others[graph] = OtherSession(model, *self._how)

@@ -26,12 +26,7 @@ _PARAMETERS: Final = 2**21  # with optimizer state, far more than a processor's 
 
 @cache
 def measured_server(
-    width: int,
-    inner: int,
-    vocabulary: int,
-    trained: int,
-    dtype: DType,
-    products: DType = DType.FP32,
+    width: int, inner: int, vocabulary: int, trained: int, dtype: DType
 ) -> PsCompute:
     """Measure the speed that this machine sustains as a PS. This takes about a second.
 
@@ -43,9 +38,7 @@ def measured_server(
         inner: number of rows of the largest matrix in a layer.
         vocabulary: number of rows of the LM head.
         trained: number of trained parameters.
-        dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32, and so
-            are the sums of products in layer graphs.
-        products: dtype of products in layer graphs.
+        dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32.
 
     Example:
         >>> measured_server(768, 3072, 50272, 125_000_000, DType.FP32).flops_per_s
@@ -65,7 +58,7 @@ def measured_server(
         12 * _TOKENS * width * inner / layer_s,
         trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
-        graph_flops_per_s=graphs_here().flops_per_s(products if products is DType.BF16 else None),
+        graph_flops_per_s=graphs_here().flops_per_s(dtype if dtype is DType.BF16 else None),
     )
 
 

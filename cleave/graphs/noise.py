@@ -8,9 +8,8 @@ for reliable scientific computation", 1993).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from typing import Final
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
@@ -30,22 +29,15 @@ _EXACT: Final = frozenset((
 # Operations whose first two inputs are multiplied with each other.
 _PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
 
-PRODUCT_ROUNDING: Final = 2.0**-8
-"""Amplitude of noise in products in bf16: the error of rounding to bf16, doubled."""
 
-
-def noisy(model: bytes, amplitude: float, *, narrow_products: bool = False) -> bytes:
+def noisy(model: bytes, amplitude: float) -> bytes:
     """Return a copy of a graph that adds new random noise in each run.
 
     Args:
         model: serialized ONNX model in fp32.
         amplitude: maximum relative error that is added to each result of an inexact operation.
-        narrow_products: whether devices may compute matrix products in bf16. The error of both
-            factors and of the result is then `PRODUCT_ROUNDING`.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
-    if narrow_products:
-        _change_products(typed.graph, partial(_noise, amplitude=PRODUCT_ROUNDING))
     _disturb(typed.graph, amplitude)
     found: bytes = typed.SerializeToString()
     return found
@@ -54,43 +46,48 @@ def noisy(model: bytes, amplitude: float, *, narrow_products: bool = False) -> b
 def with_narrow_products(model: bytes) -> bytes:
     """Return a copy of a graph that rounds the factors and results of matrix products to bf16.
 
-    Devices whose products are in bf16 round in the same places, so results differ little.
+    Devices whose products are in bf16 round the same numbers (docs/protocol.md, rule G35).
 
     Args:
         model: serialized ONNX model in fp32.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
-    _change_products(typed.graph, _rounding)
+    _narrow_products(typed.graph)
     found: bytes = typed.SerializeToString()
     return found
 
 
-_Change: TypeAlias = Callable[[str, str], Iterator[NodeProto]]
-
-
-def _change_products(graph: GraphProto, change: _Change) -> None:
-    """Change both factors and the result of each matrix product, in place.
-
-    `change` yields the operations that compute an array from another one, by their names.
-    """
+def _narrow_products(graph: GraphProto) -> None:
+    """Round both factors and the result of each matrix product to bf16, in place."""
     floats = _floats(graph)
-    nodes = list(graph.node)
+    nodes = [
+        made for number, node in enumerate(graph.node) for made in _narrowed(node, floats, number)
+    ]
     del graph.node[:]
-    for number, node in enumerate(nodes):
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                _change_products(attribute.g, change)
-        if node.op_type in _PRODUCTS and node.output[0] in floats:
-            for at, name in enumerate(node.input[:2]):
-                moved = f"{name}/factor of {number}.{at}"
-                graph.node.extend(change(name, moved))
-                node.input[at] = moved
-            exact, name = f"{node.output[0]}/product", node.output[0]
-            node.output[0] = exact
-            graph.node.append(node)
-            graph.node.extend(change(exact, name))
-        else:
-            graph.node.append(node)
+    graph.node.extend(nodes)
+
+
+def _narrowed(node: NodeProto, floats: set[str], number: int) -> Iterator[NodeProto]:
+    """Yield the operations that replace operation `number` of a graph."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            _narrow_products(attribute.g)
+    if node.op_type not in _PRODUCTS or node.output[0] not in floats:
+        yield node
+        return
+    for at, name in enumerate(node.input[:2]):
+        node.input[at] = f"{name}/factor of {number}.{at}"
+        yield from _rounding(name, node.input[at])
+    result, exact = node.output[0], f"{node.output[0]}/exact product"
+    node.output[0] = exact
+    addend = node.input.pop() if node.op_type == "Gemm" and len(node.input) > 2 else ""
+    yield node
+    if not addend:
+        yield from _rounding(exact, result)
+        return
+    rounded = f"{result}/product"
+    yield from _rounding(exact, rounded)
+    yield helper.make_node("Add", [rounded, addend], [result])
 
 
 def _floats(graph: GraphProto) -> set[str]:

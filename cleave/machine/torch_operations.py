@@ -274,7 +274,9 @@ def _gemm(of: Attributes) -> Operation:
     def run(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         a = a.T if of.get("transA", 0) else a
         b = b.T if of.get("transB", 0) else b
-        product = alpha * (a @ b) if alpha != 1.0 else a @ b
+        product = a @ b
+        if alpha != 1.0:
+            product = alpha * product
         return product if c is None else product.to(c.dtype) + (c if beta == 1.0 else beta * c)
 
     return run

@@ -314,7 +314,7 @@ def test_products_in_bf16_are_not_accused_and_do_not_hide_lies(
         assert opened
         assert set(opened) == {DType.BF16}
         # The server finds out how the devices round. Then little is in doubt.
-        assert auditor.counters.again <= 2 + 100 * (lie is not None)
+        assert lie is not None or auditor.counters.again < auditor.counters.outputs
         assert bool(auditor.counters.faults) == (lie is not None)
 
 

@@ -127,24 +127,19 @@ class JobFleet:
         _, devices = self._fleet.runtime.fleet_rates()
         if self._job.method == Method.STAGES.value:
             able = self._fleet.runtime.stage_devices().values()
-            devices = [rates.for_graphs(self._products.value) for rates in able]
+            devices = [rates.for_graphs(self._job.dtype) for rates in able]
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
         return self._ps.flops_per_s
-
-    @property
-    def _products(self) -> DType:
-        """Return the dtype in which devices may compute the products of layers."""
-        return DType.FP32 if self._job.audit else DType(self._job.dtype)
 
     @cached_property
     def _ps(self) -> PsCompute:
         spec, parameters = self._spec, self._model.parameters()
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         sizes = spec.width, spec.ffn_width, spec.vocabulary, trained
-        found = measured_server(*sizes, DType(self._job.dtype), self._products)
+        found = measured_server(*sizes, DType(self._job.dtype))
         if self._job.dtype != Precision.FP32.value:
-            in_fp32 = measured_server(*sizes, DType.FP32, self._products).flops_per_s
+            in_fp32 = measured_server(*sizes, DType.FP32).flops_per_s
             ratio = in_fp32 / found.flops_per_s
             if ratio > _SLOW_DTYPE:
                 self._note(

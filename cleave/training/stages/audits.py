@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,11 +41,28 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
-NARROW: Final = "bf16"
-# How local results round: as fp32 does (None), with products in bf16 (`NARROW`), or more coarsely,
-# with errors from a random number generator.
-Noise = np.random.Generator | Literal["bf16"] | None
 Sums = dict[SumName, Array]  # sums of parameter gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How a local result is rounded.
+
+    Attributes:
+        narrow: whether factors and results of matrix products are rounded to bf16, which the PS
+            permits in bf16 runs.
+        noise: generator of coarser rounding errors; None for normal rounding.
+    """
+
+    narrow: bool = False
+    noise: np.random.Generator | None = None
+
+
+def roundings(work: StepWork) -> Sequence[Rounding]:
+    """Return the ways in which honest devices may round in a step."""
+    graphs = (layer.forward for layer in work.layers)
+    narrow = any(graph.products for graph in graphs)
+    return (Rounding(), Rounding(narrow=True)) if narrow else (Rounding(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,8 @@ class Watch:
         outputs: numbers, from 0, of the device's backward passes that output audits recompute. A
             number is removed once its audit is done.
         sums: whether a sums audit is selected.
-        rounds: how local results round, as those of this device did in earlier audits.
+        narrow: whether the device rounded products to bf16 in its last audit, so that the local
+            sums do so, too.
         share: number of consecutive passes for which at most one output audit is selected.
         batches: micro-batches of the device's finished backward passes.
         totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
@@ -88,7 +106,7 @@ class Watch:
 
     outputs: set[int] = field(default_factory=set)
     sums: bool = False
-    rounds: Noise = None
+    narrow: bool = False
     share: int = 1
     batches: set[int] = field(default_factory=set)
     totals: Sums | None = field(default_factory=dict)
@@ -136,11 +154,11 @@ class Auditor:
         open_graph: MakeGraph = open_on_cpu,
     ) -> None:
         self.counters = AuditCounters()
-        self.rate = self._rate = rate
+        self._rate = rate
         self._rng = rng or random.SystemRandom()
         self._open_graph = open_graph
-        self._sessions: dict[tuple[StageGraph, str], OpenGraph] = {}
-        self._rounds: dict[int, Noise] = {}  # how each device rounds, as far as audits have shown
+        self._sessions: dict[tuple[StageGraph, bool, bool], OpenGraph] = {}
+        self._narrow: dict[int, bool] = {}  # whether a device rounded products in its last audit
         self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
     def faults(
@@ -184,7 +202,7 @@ class Auditor:
         share = math.ceil(batches / max(1, len(devices)))
         watches = {}
         for device in devices:
-            watches[device] = watch = Watch(share=share, rounds=self._rounds.get(device))
+            watches[device] = watch = Watch(share=share, narrow=self._narrow.get(device, False))
             if device in trusted:
                 continue
             for first in range(0, batches, share):
@@ -206,7 +224,8 @@ class Auditor:
             found += self._output_faults(work, done.record, done.losses, done.batch)
             watch.outputs.remove(number)
         if watch.sums and watch.totals is not None:
-            self.repeat(work, done.record, done.batch, watch.totals, watch.rounds)
+            rounding = Rounding(watch.narrow)
+            self.repeat(work, done.record, done.batch, watch.totals, rounding)
         watch.batches.add(done.batch)
         return found
 
@@ -263,13 +282,14 @@ class Auditor:
     ) -> Iterator[Fault]:
         self.counters.outputs += 1
 
-        def repeat(noise: Noise) -> dict[str, Array]:
-            y, dx, loss = self.repeat(work, record, batch, {}, noise)
+        def repeat(rounding: Rounding) -> dict[str, Array]:
+            y, dx, loss = self.repeat(work, record, batch, {}, rounding)
             return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
 
         back = record.backward_by.get(batch)
-        rounds = self._rounds.get(record.forward_by.get(batch, -1) if back is None else back)
-        wanted = repeat(rounds)
+        device = record.forward_by.get(batch) if back is None else back
+        narrow = device is not None and self._narrow.get(device, False)
+        wanted = repeat(Rounding(narrow))
         travels = DType(work.dtype)
         of_y = travels if record.plan.slice is None else DType.FP32
         returned: dict[str, _Returned] = {}
@@ -284,7 +304,7 @@ class Auditor:
             found = _floats(payload, wanted[what].size // columns, columns, dtype)
             words = f"the {what} of micro-batch {batch}"
             returned[what] = _Returned(device, words, found, dtype)
-        yield from self._faults_of(work, record, returned, wanted, rounds, repeat)
+        yield from self._faults_of(work, record, returned, wanted, repeat, narrow=narrow)
 
     def _sums_faults(
         self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Watch | None = None
@@ -292,17 +312,17 @@ class Auditor:
         """Audit gradient sums. `known` contains the local sums; None to compute the local sums."""
         self.counters.sums += len(sums.batches)
 
-        def repeat(noise: Noise) -> Sums:
+        def repeat(rounding: Rounding) -> Sums:
             totals: Sums = {}
             for batch in sorted(sums.batches):
-                self.repeat(work, record, batch, totals, noise)
+                self.repeat(work, record, batch, totals, rounding)
             return totals
 
         if known is not None and known.totals:
-            wanted, rounds = known.totals, known.rounds
+            wanted, narrow = known.totals, known.narrow
         else:
-            rounds = self._rounds.get(sums.device)
-            wanted = repeat(rounds)
+            narrow = self._narrow.get(sums.device, False)
+            wanted = repeat(Rounding(narrow))
         dtype = DType(work.gradients)
         returned: dict[SumName, _Returned] = {}
         for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:
@@ -314,7 +334,7 @@ class Auditor:
             ]
             words = f"the sum of {name}'s gradients"
             returned[layer, name] = _Returned(sums.device, words, np.concatenate(rows), dtype)
-        yield from self._faults_of(work, record, returned, wanted, rounds, repeat)
+        yield from self._faults_of(work, record, returned, wanted, repeat, narrow=narrow)
 
     def _faults_of(
         self,
@@ -322,33 +342,42 @@ class Auditor:
         record: StageRecord,
         returned: Mapping[Key, _Returned],
         wanted: Mapping[Key, Array],
-        rounds: Noise,
-        repeat: Callable[[Noise], Mapping[Key, Array]],
+        repeat: Callable[[Rounding], Mapping[Key, Array]],
+        *,
+        narrow: bool,
     ) -> Iterator[Fault]:
         """Yield the faults that one audit finds, at most one per device.
 
-        `repeat` recomputes the local results, `wanted`, which round as `rounds` says, with other
-        rounding.
+        `repeat` recomputes the local results, `wanted`, with other rounding. `narrow` says whether
+        they round products to bf16.
         """
-        compared = {
-            key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
-        }
-        if _may_narrow(work) and any(one.excess > 1 for one in compared.values()):
-            # In bf16 runs, some devices compute products in bf16 and others in fp32.
-            other: Noise = NARROW if rounds is None else None
-            again = repeat(other)
-            for key, one in returned.items():
-                comparison = Comparison.of(one.found, again[key], one.dtype)
-                if comparison.excess < compared[key].excess:
-                    compared[key], self._rounds[one.device] = comparison, other
-        self._explain(compared, repeat)
+
+        def comparisons(local: Mapping[Key, Array]) -> dict[Key, Comparison]:
+            return {
+                key: Comparison.of(one.found, local[key], one.dtype)
+                for key, one in returned.items()
+            }
+
+        compared = {narrow: comparisons(wanted)}
+        if len(roundings(work)) > 1 and any(one.excess > 1 for one in compared[narrow].values()):
+            compared[not narrow] = comparisons(repeat(Rounding(not narrow)))
         for device in sorted({one.device for one in returned.values()}):
-            mine = {key: compared[key] for key, one in returned.items() if one.device == device}
-            key = max(mine, key=lambda each: mine[each].excess)
-            if not self._evidence[device].add(mine[key].excess):
+            ways = {
+                way: {key: one for key, one in each.items() if returned[key].device == device}
+                for way, each in compared.items()
+            }
+            # A device rounds all its results in one way, with which few of them are in doubt.
+            for way in sorted(ways, key=lambda way: sum(c.excess > 1 for c in ways[way].values())):
+                self._explain(ways[way], repeat, narrow=way)
+                if all(one.excess <= 1 for one in ways[way].values()):
+                    break
+            excesses = {way: max(one.excess for one in each.values()) for way, each in ways.items()}
+            self._narrow[device] = best = min(excesses, key=excesses.__getitem__)
+            if not self._evidence[device].add(excesses[best]):
                 continue
             self.counters.faults += 1
-            error, explained, size = mine[key].worst
+            key = max(ways[best], key=lambda each: ways[best][each].excess)
+            error, explained, size = ways[best][key].worst
             yield Fault(
                 device,
                 f"{returned[key].what} of {record.plan.named} is off by {error:.2g} in elements "
@@ -356,43 +385,47 @@ class Auditor:
             )
 
     def _explain(
-        self, compared: Mapping[Key, Comparison], repeat: Callable[[Noise], Mapping[Key, Array]]
+        self,
+        compared: Mapping[Key, Comparison],
+        repeat: Callable[[Rounding], Mapping[Key, Array]],
+        *,
+        narrow: bool,
     ) -> None:
         """Recompute until coarser rounding explains all errors, at most `MOST_REPEATS` times."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
         self.counters.again += 1
-        noise = np.random.default_rng(self._rng.getrandbits(64))
+        coarser = Rounding(narrow, np.random.default_rng(self._rng.getrandbits(64)))
         for _ in range(MOST_REPEATS):
-            again = repeat(noise)
+            again = repeat(coarser)
             for key, one in doubted.items():
                 one.repeated(again[key])
             doubted = {key: one for key, one in doubted.items() if one.excess > 1}
             if not doubted:
                 return
 
-    def output(self, work: StepWork, record: StageRecord, batch: int, noise: Noise = None) -> Array:
+    def output(self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding) -> Array:
         """Recompute a stage's output with a forward pass only. Arguments are those of `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
-            feed = _slice_feed(part, record, batch, noise)
-            return self._run(part.forward, feed, noise)[names.Y]
-        return self._forward(work, record, batch, noise)[-1]
+            feed = _slice_feed(part, record, batch, rounding)
+            return self._run(part.forward, feed, rounding)[names.Y]
+        return self._forward(work, record, batch, rounding)[-1]
 
     def _forward(
-        self, work: StepWork, record: StageRecord, batch: int, noise: Noise
+        self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding
     ) -> list[Array]:
         """Return the input of each layer of a stage, followed by the stage's output."""
-        given = [moved(_array(record.x[batch]), noise)]
+        given = [moved(_array(record.x[batch]), rounding.noise)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed, noise)[names.Y], noise))
+            given.append(moved(self._run(layer.forward, feed, rounding)[names.Y], rounding.noise))
         return given
 
     def repeat(
-        self, work: StepWork, record: StageRecord, batch: int, totals: Sums, noise: Noise
+        self, work: StepWork, record: StageRecord, batch: int, totals: Sums, rounding: Rounding
     ) -> tuple[Array, Array, Array | None]:
         """Recompute a stage's forward and backward passes for one micro-batch.
 
@@ -404,9 +437,11 @@ class Auditor:
             the whole loss.
         """
         if record.plan.slice is not None:
-            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, noise)
+            return self._repeat_slice(
+                work, record, batch, totals, record.plan.slice.number, rounding
+            )
         numbers = range(record.plan.first, record.plan.stop)
-        given = self._forward(work, record, batch, noise)
+        given = self._forward(work, record, batch, rounding)
         loss = None
         if record.plan.loss and work.loss is not None:
             feed = {
@@ -414,15 +449,15 @@ class Auditor:
                 names.TARGETS: _array(work.loss.targets[batch]),
                 **_arrays(work.loss.parameters),
             }
-            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, noise)
+            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, rounding)
             loss, dy = found[names.LOSS], found[names.DX]
         else:
             dy = _array(record.dy[batch])
         for number in reversed(numbers):
             layer = work.layers[number]
-            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, noise)}
+            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, rounding.noise)}
             feed |= _arrays(layer.inputs(batch))
-            dy = self._add(work, layer.backward, feed, number, totals, noise)[names.DX]
+            dy = self._add(work, layer.backward, feed, number, totals, rounding)[names.DX]
         return given[-1], dy, loss
 
     def _repeat_slice(
@@ -432,16 +467,16 @@ class Auditor:
         batch: int,
         totals: Sums,
         number: int,
-        noise: Noise,
+        rounding: Rounding,
     ) -> tuple[Array, Array, None]:
         """Implement `repeat` for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
-        feed = _slice_feed(part, record, batch, noise)
-        made = self._run(part.forward, feed, noise)
+        feed = _slice_feed(part, record, batch, rounding)
+        made = self._run(part.forward, feed, rounding)
         feed[names.LOGITS] = made[names.LOGITS]
         # `dy` is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
-        found = self._add(work, part.backward, feed, slice_layer(number), totals, noise)
+        found = self._add(work, part.backward, feed, slice_layer(number), totals, rounding)
         return made[names.Y], found[names.DX], None
 
     def _add(
@@ -451,20 +486,22 @@ class Auditor:
         feed: dict[str, Array],
         number: int,
         totals: Sums,
-        noise: Noise,
+        rounding: Rounding,
     ) -> dict[str, Array]:
         for name, shape in sums_of(work, number).items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
-        found = self._run(graph, feed, noise)
+        found = self._run(graph, feed, rounding)
         for name in sums_of(work, number):
             totals[number, name] = found[names.new_total(name)]
         return found
 
-    def _run(self, graph: StageGraph, feed: Mapping[str, Array], noise: Noise) -> dict[str, Array]:
-        key = graph, "noise" if isinstance(noise, np.random.Generator) else noise or "fp32"
+    def _run(
+        self, graph: StageGraph, feed: Mapping[str, Array], rounding: Rounding
+    ) -> dict[str, Array]:
+        key = graph, rounding.narrow, rounding.noise is not None
         if key not in self._sessions:
-            self._sessions[key] = self._open_graph(_audited(graph, noise), (), None)
+            self._sessions[key] = self._open_graph(_audited(graph, rounding), (), None)
         session = self._sessions[key]
         shaped = {
             name: feed[name].reshape([n if isinstance(n, int) else -1 for n in shape])
@@ -475,25 +512,14 @@ class Auditor:
         except GraphError:  # for example, an accelerator has no memory left
             if isinstance(session, GraphSession):
                 raise
-            session = self._sessions[key] = open_on_cpu(_audited(graph, noise))
+            session = self._sessions[key] = open_on_cpu(_audited(graph, rounding))
             return session.run(shaped)
 
 
-def _may_narrow(work: StepWork) -> bool:
-    """Return True if devices may compute the step's products in bf16."""
-    layers, slices = work.layers, work.slice_works
-    return any(layer.forward.products for layer in layers) or any(
-        part.forward.products for part in slices
-    )
-
-
-def _audited(graph: StageGraph, noise: Noise) -> bytes:
+def _audited(graph: StageGraph, rounding: Rounding) -> bytes:
     """Return the ONNX model with which an audit repeats a graph."""
-    if noise is None:
-        return graph.model
-    if noise == NARROW:
-        return with_narrow_products(graph.model)
-    return noisy(graph.model, ROUNDING, narrow_products=bool(graph.products))
+    model = with_narrow_products(graph.model) if rounding.narrow else graph.model
+    return model if rounding.noise is None else noisy(model, ROUNDING)
 
 
 def escape_chance(audited: float, steps: int) -> float:
@@ -505,9 +531,11 @@ def escape_chance(audited: float, steps: int) -> float:
     return float((1 - audited) ** steps)
 
 
-def _slice_feed(part: SliceWork, record: StageRecord, batch: int, noise: Noise) -> dict[str, Array]:
+def _slice_feed(
+    part: SliceWork, record: StageRecord, batch: int, rounding: Rounding
+) -> dict[str, Array]:
     """Return the inputs of the forward graph of one slice of a vocabulary-parallel loss."""
-    x = moved(_array(record.x[batch]), noise)
+    x = moved(_array(record.x[batch]), rounding.noise)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 
 

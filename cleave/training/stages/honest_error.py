@@ -208,12 +208,12 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
     return np.where(np.isfinite(off), off, np.float32(np.inf))
 
 
-def moved(values: Array, random: object) -> Array:
+def moved(values: Array, random: np.random.Generator | None) -> Array:
     """Multiply each value by 1 + `ROUNDING` or 1 - `ROUNDING`, chosen at random.
 
-    If `random` is not a generator of random numbers, return `values` unchanged.
+    If `random` is None, return `values` unchanged.
     """
-    if not isinstance(random, np.random.Generator):
+    if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5
     return values * np.where(up, np.float32(1 + ROUNDING), np.float32(1 - ROUNDING))

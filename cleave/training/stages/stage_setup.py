@@ -82,10 +82,10 @@ def staged_model(
     def in_parts() -> ModelWork:
         with plainly():
             made = making(in_parts=True, pieces=pieces_of_sequence(job.seq))
-        return ModelWork(model, made, dtype, narrow_products=not job.audit)
+        return ModelWork(model, made, dtype)
 
     return StagedModel(
-        ModelWork(model, graphs, dtype, narrow_products=not job.audit),
+        ModelWork(model, graphs, dtype),
         fleet.runtime,
         plan_stages,
         ps,

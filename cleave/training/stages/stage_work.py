@@ -150,10 +150,6 @@ class ModelWork:
         dtype: dtype of parameters and activations on the wire.
         message_bytes: size in bytes above which a parameter is sent in several messages.
         sent: cache that several `ModelWork` objects of one model may share; by default, a new one.
-        narrow_products: whether devices may compute matrix products in `dtype`.
-
-    Attributes:
-        products: dtype in which devices may compute matrix products.
     """
 
     def __init__(
@@ -163,10 +159,7 @@ class ModelWork:
         dtype: DType,
         message_bytes: int = _MESSAGE_BYTES,
         sent: Sent | None = None,
-        *,
-        narrow_products: bool = True,
     ) -> None:
-        self.products = dtype if narrow_products else DType.FP32
         self.model = model
         self.graphs = graphs
         self.dtype = dtype
@@ -174,14 +167,12 @@ class ModelWork:
         self._sent = sent or Sent()
         self._layers = [
             tuple(
-                self._sent.graph(model, self.products)
+                self._sent.graph(model, dtype)
                 for model in (g.forward, g.backward, g.from_activations)
             )
             for g in graphs.layers
         ]
-        self._loss = (
-            None if graphs.loss is None else self._sent.graph(graphs.loss.graph, self.products)
-        )
+        self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph, dtype)
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
@@ -288,8 +279,8 @@ class ModelWork:
         parameters |= {names.SCALE: scale, names.FIRST: self._extra_array(torch.tensor([first]))}
         rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
         return SliceWork(
-            self._sent.graph(graphs.forward, self.products),
-            self._sent.graph(graphs.backward, self.products),
+            self._sent.graph(graphs.forward, self.dtype),
+            self._sent.graph(graphs.backward, self.dtype),
             parameters,
             {n: sum_shape(tensor) for n, tensor in rows.items()},
             targets,

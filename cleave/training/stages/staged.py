@@ -145,7 +145,7 @@ class StagedModel:
             runtime,
             planner,
             ps,
-            work.products,
+            work.dtype,
             gradients or work.dtype,
             tiles=tiles,
             waits=tiles is None and local_after_s != 0.0,

@@ -222,13 +222,7 @@ class StagedForward:
             speed = measure_ps(TorchBackend(), called.dtype, time.perf_counter)
             self._speeds[called.dtype] = PsCompute(speed.flops_per_s, 0.0)
         return StagedModel(
-            ModelWork(
-                self._model,
-                graphs,
-                called.dtype,
-                sent=self._sent,
-                narrow_products=not self._auditor.rate,
-            ),
+            ModelWork(self._model, graphs, called.dtype, sent=self._sent),
             self._fleet.runtime,
             _plan_layers,
             self._speeds[called.dtype],

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import SumsRecord, Suspect
 from cleave.scheduler.stages.usual_sizes import FAR, Place, Returned
 from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
-from cleave.training.stages.audits import Auditor, Noise
+from cleave.training.stages.audits import Auditor, Rounding, roundings
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
 # Largest input or weight for which a device may be blamed; products of larger values may overflow.
@@ -67,21 +67,22 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
     if sums is not None and _is_like_one_batch(work, suspect, sums, auditor):
         return _RIGHT
     repeat, passes = _repeater(work, suspect, auditor)
-    wanted = repeat(None)
-    found = _found(work, suspect, wanted)
-    if not all(np.isfinite(each).all() for each in wanted.values()):
-        return _RIGHT
-    scales = {place: _size(each) for place, each in wanted.items()}
-    off = {place: _size(error_of(found[place], wanted[place])) for place in wanted}
-    wrong = [p for p in wanted if off[p] > _GROSS * scales[p]]
-    if not wrong:
-        return _RIGHT
+    for rounding in roundings(work):
+        wanted = repeat(rounding)
+        found = _found(work, suspect, wanted)
+        if not all(np.isfinite(each).all() for each in wanted.values()):
+            return _RIGHT
+        scales = {place: _size(each) for place, each in wanted.items()}
+        off = {place: _size(error_of(found[place], wanted[place])) for place in wanted}
+        wrong = [p for p in wanted if off[p] > _GROSS * scales[p]]
+        if not wrong:
+            return _RIGHT
     finite = all(np.isfinite(found[place]).all() for place in wrong)
     most = {place: scales[place] for place in wrong}
     steady = True
-    generator = np.random.default_rng()
+    coarser = replace(rounding, noise=np.random.default_rng())
     for _ in range(max(2, MOST_REPEATS // passes) if finite else 0):
-        again = repeat(generator)
+        again = repeat(coarser)
         for place in wrong:
             moved_by = _size(error_of(again[place], wanted[place]))
             steady &= moved_by <= max(_STEADY * scales[place], off[place] / _BEYOND)
@@ -102,21 +103,21 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
-) -> tuple[Callable[[Noise], dict[Place, Array]], int]:
+) -> tuple[Callable[[Rounding], dict[Place, Array]], int]:
     """Return a function that recomputes a suspicious result, and the number of passes per call."""
     record, places = suspect.record, list(suspect.sizes)
 
-    def sums_again(noise: Noise) -> dict[Place, Array]:
+    def sums_again(rounding: Rounding) -> dict[Place, Array]:
         totals: dict[SumName, Array] = {}
         for batch in sorted(record.sums[0].batches):
-            auditor.repeat(work, record, batch, totals, noise)
+            auditor.repeat(work, record, batch, totals, rounding)
         return {place: totals[_sum_name(place)] for place in places}
 
-    def pass_again(noise: Noise) -> dict[Place, Array]:
+    def pass_again(rounding: Rounding) -> dict[Place, Array]:
         (batch,) = record.x
         if record.y:
-            return {places[0]: auditor.output(work, record, batch, noise)}
-        _, dx, loss = auditor.repeat(work, record, batch, {}, noise)
+            return {places[0]: auditor.output(work, record, batch, rounding)}
+        _, dx, loss = auditor.repeat(work, record, batch, {}, rounding)
         made = {Returned.GRADIENT: dx, Returned.LOSS: loss}
         return {place: np.asarray(made[place[0]]) for place in places}
 
@@ -135,7 +136,7 @@ def _is_like_one_batch(
         return False
     totals: dict[SumName, Array] = {}
     batch = random.SystemRandom().choice(sorted(sums.batches))
-    auditor.repeat(work, suspect.record, batch, totals, None)
+    auditor.repeat(work, suspect.record, batch, totals, Rounding())
     return all(
         size <= _OTHERS * count * _size(totals[_sum_name(place)])
         for place, size in suspect.sizes.items()
