@@ -29,16 +29,24 @@ _EXACT: Final = frozenset((
 # Operations whose first two inputs are multiplied with each other.
 _PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
 
+# Relative noise that is added to a product before it is rounded to bf16: twice the distance of
+# neighbors. A device with another order of summation rounds some results to the other neighbor.
+_BEFORE_ROUNDING: Final = 2.0**-7
 
-def noisy(model: bytes, amplitude: float) -> bytes:
+
+def noisy(model: bytes, amplitude: float, *, narrow: bool = False) -> bytes:
     """Return a copy of a graph that adds new random noise in each run.
 
     Args:
         model: serialized ONNX model in fp32.
         amplitude: maximum relative error that is added to each result of an inexact operation.
+        narrow: whether matrix products are rounded to bf16, as in `with_narrow_products`. Their
+            exact results then have an error of up to 2**-7.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
-    _disturb(typed.graph, amplitude)
+    if narrow:
+        _narrow_products(typed.graph, _BEFORE_ROUNDING)
+    _disturb(typed.graph, amplitude, _EXACT | _PRODUCTS if narrow else _EXACT)
     found: bytes = typed.SerializeToString()
     return found
 
@@ -57,21 +65,28 @@ def with_narrow_products(model: bytes) -> bytes:
     return found
 
 
-def _narrow_products(graph: GraphProto) -> None:
-    """Round both factors and the result of each matrix product to bf16, in place."""
+def _narrow_products(graph: GraphProto, amplitude: float = 0.0) -> None:
+    """Round both factors and the result of each matrix product to bf16, in place.
+
+    `amplitude` is the maximum relative error that is added to a result before it is rounded.
+    """
     floats = _floats(graph)
     nodes = [
-        made for number, node in enumerate(graph.node) for made in _narrowed(node, floats, number)
+        made
+        for number, node in enumerate(graph.node)
+        for made in _narrowed(node, floats, number, amplitude)
     ]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _narrowed(node: NodeProto, floats: set[str], number: int) -> Iterator[NodeProto]:
+def _narrowed(
+    node: NodeProto, floats: set[str], number: int, amplitude: float
+) -> Iterator[NodeProto]:
     """Yield the operations that replace operation `number` of a graph."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            _narrow_products(attribute.g)
+            _narrow_products(attribute.g, amplitude)
     if node.op_type not in _PRODUCTS or node.output[0] not in floats:
         yield node
         return
@@ -82,6 +97,10 @@ def _narrowed(node: NodeProto, floats: set[str], number: int) -> Iterator[NodePr
     node.output[0] = exact
     addend = node.input.pop() if node.op_type == "Gemm" and len(node.input) > 2 else ""
     yield node
+    if amplitude:
+        noised = f"{exact}/noised"
+        yield from _noise(exact, noised, amplitude)
+        exact = noised
     if not addend:
         yield from _rounding(exact, result)
         return
@@ -114,20 +133,22 @@ def _noise(name: str, moved: str, amplitude: float) -> Iterator[NodeProto]:
     yield helper.make_node("Mul", [name, factor], [moved])
 
 
-def _disturb(graph: GraphProto, amplitude: float) -> None:
-    """Add noise operations to a graph and to its subgraphs, in place."""
+def _disturb(graph: GraphProto, amplitude: float, exact: frozenset[str]) -> None:
+    """Add noise after all operations but `exact` ones, in place, also in subgraphs."""
     floats = _floats(graph)
-    nodes = [made for node in graph.node for made in _disturbed(node, floats, amplitude)]
+    nodes = [made for node in graph.node for made in _disturbed(node, floats, amplitude, exact)]
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
 
 
-def _disturbed(node: NodeProto, floats: set[str], amplitude: float) -> Iterator[NodeProto]:
+def _disturbed(
+    node: NodeProto, floats: set[str], amplitude: float, exact: frozenset[str]
+) -> Iterator[NodeProto]:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            _disturb(attribute.g, amplitude)
+            _disturb(attribute.g, amplitude, exact)
     yield node
-    if node.op_type in _EXACT:
+    if node.op_type in exact:
         return
     for number, name in enumerate(node.output):
         if name in floats:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,11 @@ from cleave.scheduler.stages.work import (
     slice_layer,
 )
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
+
+# Allowed error of products in bf16, as a multiple of the largest error in recomputations. Most
+# error measures of an honest result exceed `NEGLIGIBLE`. Without a margin, some of so many
+# measures would exceed the largest error of a few recomputations.
+_NARROW_MARGIN: Final = 4.0
 
 Key = TypeVar("Key")
 Sums = dict[SumName, Array]  # sums of parameter gradients
@@ -352,25 +357,22 @@ class Auditor:
         they round products to bf16.
         """
 
-        def comparisons(local: Mapping[Key, Array]) -> dict[Key, Comparison]:
+        def comparisons(local: Mapping[Key, Array], *, narrow: bool) -> dict[Key, Comparison]:
+            margin = _NARROW_MARGIN if narrow else 1.0
             return {
-                key: Comparison.of(one.found, local[key], one.dtype)
+                key: Comparison.of(one.found, local[key], one.dtype, margin)
                 for key, one in returned.items()
             }
 
-        compared = {narrow: comparisons(wanted)}
+        compared = {narrow: comparisons(wanted, narrow=narrow)}
         if len(roundings(work)) > 1 and any(one.excess > 1 for one in compared[narrow].values()):
-            compared[not narrow] = comparisons(repeat(Rounding(not narrow)))
+            compared[not narrow] = comparisons(repeat(Rounding(not narrow)), narrow=not narrow)
         for device in sorted({one.device for one in returned.values()}):
             ways = {
                 way: {key: one for key, one in each.items() if returned[key].device == device}
                 for way, each in compared.items()
             }
-            # A device rounds all its results in one way, with which few of them are in doubt.
-            for way in sorted(ways, key=lambda way: sum(c.excess > 1 for c in ways[way].values())):
-                self._explain(ways[way], repeat, narrow=way)
-                if all(one.excess <= 1 for one in ways[way].values()):
-                    break
+            self._explain(ways, repeat)
             excesses = {way: max(one.excess for one in each.values()) for way, each in ways.items()}
             self._narrow[device] = best = min(excesses, key=excesses.__getitem__)
             if not self._evidence[device].add(excesses[best]):
@@ -386,23 +388,30 @@ class Auditor:
 
     def _explain(
         self,
-        compared: Mapping[Key, Comparison],
+        ways: Mapping[bool, Mapping[Key, Comparison]],
         repeat: Callable[[Rounding], Mapping[Key, Array]],
-        *,
-        narrow: bool,
     ) -> None:
-        """Recompute until coarser rounding explains all errors, at most `MOST_REPEATS` times."""
-        doubted = {key: one for key, one in compared.items() if one.excess > 1}
-        if not doubted:
+        """Recompute until coarser rounding explains all errors, at most `MOST_REPEATS` times.
+
+        A device rounds all its results in one way, so the errors in one of `ways` must be
+        explained. `ways` maps `Rounding.narrow` to comparisons with results rounded so.
+        """
+        if any(all(one.excess <= 1 for one in each.values()) for each in ways.values()):
             return
         self.counters.again += 1
-        coarser = Rounding(narrow, np.random.default_rng(self._rng.getrandbits(64)))
+        random_numbers = np.random.default_rng(self._rng.getrandbits(64))
+        excesses: dict[bool, float] = {}
         for _ in range(MOST_REPEATS):
-            again = repeat(coarser)
+            # First try each way once. Then try the better one.
+            narrow = next((way for way in ways if way not in excesses), None)
+            if narrow is None:
+                narrow = min(excesses, key=excesses.__getitem__)
+            again = repeat(Rounding(narrow, random_numbers))
+            doubted = {key: one for key, one in ways[narrow].items() if one.excess > 1}
             for key, one in doubted.items():
                 one.repeated(again[key])
-            doubted = {key: one for key, one in doubted.items() if one.excess > 1}
-            if not doubted:
+            excesses[narrow] = max(one.excess for one in doubted.values())
+            if excesses[narrow] <= 1:
                 return
 
     def output(self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding) -> Array:
@@ -518,8 +527,9 @@ class Auditor:
 
 def _audited(graph: StageGraph, rounding: Rounding) -> bytes:
     """Return the ONNX model with which an audit repeats a graph."""
-    model = with_narrow_products(graph.model) if rounding.narrow else graph.model
-    return model if rounding.noise is None else noisy(model, ROUNDING)
+    if rounding.noise is not None:
+        return noisy(graph.model, ROUNDING, narrow=rounding.narrow)
+    return with_narrow_products(graph.model) if rounding.narrow else graph.model
 
 
 def escape_chance(audited: float, steps: int) -> float:

@@ -84,6 +84,18 @@ class Magnitudes:
         roots = np.sqrt(self._counts)
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
+    def likely(self, error: Array) -> Doubles:
+        """Return error measures that are likely for other errors of the distribution of `error`.
+
+        The projection of n random errors has the standard deviation RMS / sqrt(n). So the
+        projection of one sample may be small by chance.
+        """
+        found = self.measures(error)
+        groups = len(self._counts)
+        deviations = found[:groups] / np.sqrt(self._counts)
+        found[groups:-1] = np.maximum(found[groups:-1], deviations)
+        return found
+
     def _sums(self, error: Array) -> Doubles:
         """Return sums over groups of elements: counts, squared errors, errors times correct values.
 
@@ -113,28 +125,31 @@ class Comparison:
 
     Attributes:
         found: error measures of the device's result.
+        margin: error that rounding explains, as a multiple of `rounding`.
         rounding: for each error measure, the largest value in recomputations with coarser rounding.
     """
 
     magnitudes: Magnitudes
     wanted: Array
     found: Doubles
+    margin: float = 1.0
     rounding: Doubles = field(init=False)
 
     def __post_init__(self) -> None:
         self.rounding = np.zeros_like(self.found)
 
     @classmethod
-    def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
+    def of(cls, found: Array, wanted: Array, dtype: DType, margin: float = 1.0) -> Comparison:
         """Compare a device's result, upcast from the wire dtype `dtype`, with the local result."""
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
-        return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
+        measured = magnitudes.measures(error_of(found, wanted, dtype))
+        return cls(magnitudes, wanted, measured, margin)
 
     def repeated(self, again: Array) -> None:
         """Record the result of a local recomputation with coarser rounding."""
         error = error_of(again.reshape(self.wanted.shape), self.wanted)
-        self.rounding = np.maximum(self.rounding, self.magnitudes.measures(error))
+        self.rounding = np.maximum(self.rounding, self.magnitudes.likely(error))
 
     @property
     def excess(self) -> float:
@@ -153,7 +168,9 @@ class Comparison:
 
     @property
     def _explained(self) -> Doubles:
-        return np.maximum(NEGLIGIBLE * self.magnitudes.sizes, self.rounding) + _UNDERFLOW
+        return (
+            np.maximum(NEGLIGIBLE * self.magnitudes.sizes, self.margin * self.rounding) + _UNDERFLOW
+        )
 
     @property
     def _excesses(self) -> Doubles:
