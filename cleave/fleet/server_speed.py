@@ -13,7 +13,8 @@ from typing import Final
 
 from cleave.arrays import DType
 from cleave.machine.backends import NumpyBackend, measure, sustained_s
-from cleave.machine.graph_choice import LARGEST_ERROR, GraphChoice
+from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_trials import LARGEST_ERROR
 from cleave.planner.stages.model import PsCompute
 
 _TOKENS: Final = 512

@@ -284,11 +284,9 @@ class Candidate:
     make: Callable[[], MatmulBackend]
 
 
-NAMES: Final = (
-    *("auto", "cpu", "numpy", "torch", "torch:cpu", "torch:cuda", "torch:mps", "torch:xpu"),
-)
-_ON_CPU: Final = ("numpy", "torch:cpu")
 SHORT_NAMES: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
+NAMES: Final = ("auto", "cpu", "numpy", "torch", "torch:cpu", *SHORT_NAMES.values())
+_ON_CPU: Final = ("numpy", "torch:cpu")
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:

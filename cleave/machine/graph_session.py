@@ -167,10 +167,7 @@ class GraphSession:
         Raises:
             GraphError: if an input is missing or the run fails.
         """
-        missing = [name for name in self.inputs if name not in given]
-        if missing:
-            raise GraphError(f"the graph also needs {', '.join(missing)}")
-        feed = {name: np.ascontiguousarray(given[name]) for name in self.inputs}
+        feed = {n: np.ascontiguousarray(array) for n, array in inputs_of(self, given).items()}
         try:
             found = self._session.run(wanted, feed)
         except Exception as error:  # noqa: BLE001 - see above
@@ -228,6 +225,18 @@ class GraphSession:
             and outputs[output].shape == inputs[name].shape
             and all(isinstance(size, int) for size in inputs[name].shape)
         }
+
+
+def inputs_of(graph: OpenGraph, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Return those arrays of `given` that are inputs of a graph.
+
+    Raises:
+        GraphError: if `given` lacks an input.
+    """
+    missing = [name for name in graph.inputs if name not in given]
+    if missing:
+        raise GraphError(f"the graph also needs {', '.join(missing)}")
+    return {name: given[name] for name in graph.inputs}
 
 
 def session_options(threads: int | None = None) -> Any:

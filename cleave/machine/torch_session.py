@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cleave.arrays import Array, DType
-from cleave.machine.graph_session import GraphError, additions
+from cleave.machine.graph_session import GraphError, additions, inputs_of
 from cleave.machine.torch_operations import Operation, OperationError, operation
 
 # Operations whose inputs after the first are sizes, which stay on the CPU.
@@ -155,10 +155,7 @@ class TorchSession:
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
-        missing = [name for name in self.inputs if name not in given]
-        if missing:
-            raise GraphError(f"the graph also needs {', '.join(missing)}")
-        arrays = {name: self.upload(given[name]) for name in self.inputs}
+        arrays = {name: self.upload(array) for name, array in inputs_of(self, given).items()}
         found = self.run_into(arrays, {}, wanted)
         return {name: host(_widened(value)) for name, value in found.items()}
 

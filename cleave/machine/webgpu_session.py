@@ -15,6 +15,7 @@ from cleave.machine.graph_session import (
     DISABLED_OPTIMIZERS,
     GraphError,
     first_line,
+    inputs_of,
     session_options,
 )
 
@@ -102,10 +103,7 @@ class WebgpuSession:
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
-        missing = [name for name in self.inputs if name not in given]
-        if missing:
-            raise GraphError(f"the graph also needs {', '.join(missing)}")
-        arrays = {name: self.upload(given[name]) for name in self.inputs}
+        arrays = {name: self.upload(array) for name, array in inputs_of(self, given).items()}
         return {name: value.numpy() for name, value in self.run_into(arrays, {}, wanted).items()}
 
     def run_into(

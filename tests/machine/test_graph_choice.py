@@ -20,17 +20,15 @@ from cleave.machine import webgpu_session
 from cleave.machine.graph_choice import (
     AUTO,
     CPU,
-    LARGEST_ERROR,
     GraphChoice,
     Runner,
-    accuracy,
     examined,
     known_runner,
     one_processor,
     runners,
-    trials,
 )
 from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_trials import LARGEST_ERROR, accuracy, trials
 from tests.onnx_models import adding
 
 Array = npt.NDArray[Any]

@@ -17,11 +17,12 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 from cleave import arrays
 from cleave.arrays import DType
 from cleave.machine.backends import StoredArray
-from cleave.machine.graph_choice import accuracy, open_in_torch
+from cleave.machine.graph_choice import open_in_torch
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_operations import _RULES
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetch, run_graph
 from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_trials import accuracy
 from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.machine.torch_session import TorchSession
 from tests.graphs.models import TOKENS, graphs_of, small_model

@@ -12,9 +12,10 @@ from cleave import arrays
 from cleave.arrays import Array, DType
 from cleave.machine import webgpu_session
 from cleave.machine.backends import StoredArray
-from cleave.machine.graph_choice import accuracy, open_on_cpu, open_on_webgpu
+from cleave.machine.graph_choice import open_on_cpu, open_on_webgpu
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetch, run_graph
 from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_trials import accuracy
 from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.machine.webgpu_session import WebgpuArray, WebgpuSession
 from tests.graphs.models import graphs_of, small_model

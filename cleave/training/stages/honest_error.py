@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from cleave.arrays import Array, Doubles, DType
-from cleave.machine.graph_choice import LARGEST_ERROR
+from cleave.machine.graph_trials import LARGEST_ERROR
 
 NEGLIGIBLE: Final = 1e-3  # largest relative error that does not affect training
 
