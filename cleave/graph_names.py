@@ -41,3 +41,19 @@ def new_total(name: str) -> str:
 def activation(number: int) -> str:
     """Return the name of an activation: an output of forward and an input of backward graphs."""
     return f"activation:{number}"
+
+
+GRADIENT: Final = "gradient"  # the sum of a parameter's gradients over all micro-batches
+SCALARS: Final = "scalars"  # coefficients of an optimizer step
+SQUARES: Final = "squares"  # a sum of squared gradient elements
+WEIGHT: Final = "weight"  # a parameter of any shape
+
+
+def moment(number: int) -> str:
+    """Return the name of the graph input for an optimizer moment, such as AdamW's first moment."""
+    return f"moment:{number}"
+
+
+def updated(name: str) -> str:
+    """Return the name of the graph output for a weight or moment after an optimizer step."""
+    return f"updated:{name}"

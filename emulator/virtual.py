@@ -347,6 +347,11 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
+    def update(self, scalars: Sequence[StageArray]) -> None:
+        """Let devices update the trained state that stays on them."""
+        self.execute(self.manager.update(scalars, self.now_s))
+
+    @_alone
     def resolve(self, right: bool, reason: str) -> None:
         """Accept (`right` is True) or reject the values of the first unresolved `Suspect`."""
         self.execute(self.manager.resolve(right, reason, self.now_s))

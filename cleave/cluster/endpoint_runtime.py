@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -101,6 +101,9 @@ class EndpointRuntime(FleetRuntime):
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._call("give", batch, self._packer.pack(made), after)
+
+    def update(self, scalars: Sequence[StageArray]) -> None:
+        self._call("of_runtime", "update", [self._packer.pack(each) for each in scalars])
 
     def resolve(self, right: bool, reason: str) -> None:
         self._call("of_runtime", "resolve", right, reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
@@ -78,6 +78,10 @@ class FleetRuntime(ABC):
         `after` is the number of the stage before the PS's own layers, or None if these layers did
         not compute `made`. `StageStep.give` describes which array each call passes.
         """
+
+    @abstractmethod
+    def update(self, scalars: Sequence[StageArray]) -> None:
+        """Let devices update the trained state that stays on them; see `UpdateWanted`."""
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:

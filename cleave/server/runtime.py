@@ -566,6 +566,9 @@ class LiveRuntime(Runtime):
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._post(self._step_call, self.manager.give, batch, made, after)
 
+    def update(self, scalars: Sequence[StageArray]) -> None:
+        self._post(self._step_call, self.manager.update, scalars)
+
     def resolve(self, right: bool, reason: str) -> None:
         self._post(self._step_call, self.manager.resolve, right, reason)
 

@@ -448,6 +448,10 @@ class SessionManager:
         """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
+    def update(self, scalars: Sequence[StageArray], now_s: float) -> list[ForRuntime]:
+        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
+        return self._carry_out(self.stages.update(scalars), now_s)
+
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
         """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)

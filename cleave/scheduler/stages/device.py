@@ -21,19 +21,20 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.resident import Resident
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     KeptLayer,
     LayerWork,
     LossWork,
     RequestKind,
+    RowsPiece,
     SliceWork,
     StageGraph,
     StageOrder,
     StageRequest,
     StepWork,
     SumName,
-    SumPiece,
     SumShape,
     slice_layer,
     slice_of_layer,
@@ -44,6 +45,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 _PIECE_BYTES = 8 * 2**20  # maximum size of the rows of a sum in one message
 _AWAITED_BYTES = 16 * 2**20  # maximum size of sums in flight; a device stores them twice
+_REPLAYED: Final = 2  # logged micro-batches in flight
 _FP32 = 4
 STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
 
@@ -211,24 +213,105 @@ class StageDevice:
         }
         for (layer, name), array in accumulator.sums.items():
             shape = sums_of(self.work, layer)[name]
-            step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
-            for first in range(0, shape.rows, step):
-                rows = min(step, shape.rows - first)
-                request.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
+            request.rest += _pieces((layer, name), array, shape.rows, shape.columns)
         accumulator.taken = True
-        self.more_sums(request)
+        self.more_rows(request)
 
-    def more_sums(self, request: StageRequest) -> None:
-        """Request more rows of gradient sums, up to the limit on bytes in flight."""
-        out = self.work.gradients
+    def more_rows(self, request: StageRequest) -> None:
+        """Request more rows of sums or trained state, up to the limit on bytes in flight."""
+        out = "fp32" if request.kind is RequestKind.STATE else self.work.gradients
         while request.rest:
             piece = request.rest[0]
             nbytes = piece.rows * piece.columns * _item_bytes(out)
             if request.answers and sum(request.answers.values()) + nbytes > _AWAITED_BYTES:
                 return
             request.rest.popleft()
-            first = piece.name[2]
-            self._fetch(request, piece.name, piece.array, first, piece.rows, piece.columns, out)
+            self._fetch(
+                request, piece.name, piece.array, piece.first, piece.rows, piece.columns, out
+            )
+
+    # --- trained state that stays on the device ---
+
+    def restore(self, request: StageRequest) -> None:
+        """Send the snapshot of a stage's trained state, and repeat the logged steps since then.
+
+        `more_replay` later repeats the steps that exceed the limit on orders in flight.
+        """
+        resident = self._resident
+        for array in resident.arrays_of(request.plan):
+            if array in self._sent:
+                self._forget(array)
+            self._send_array(array)
+        request.dx_wanted = False
+        for step in resident.log:
+            request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
+            request.replay.append((step, None))
+        self.more_replay(request)
+
+    def more_replay(self, request: StageRequest) -> None:
+        """Repeat more of the logged micro-batches and updates."""
+        now = self.work
+        while request.replay and len(request.answers) <= _REPLAYED * len(request.layers):
+            step, batch = request.replay.popleft()
+            self.work = step.work
+            if batch is None:
+                self.update(request, step.scalars)
+            else:
+                request.batch = batch
+                x, dy = step.x[request.stage][batch], step.dy[request.stage][batch]
+                self.backward(request, x, dy)
+        self.work = now
+
+    def squares(self, request: StageRequest, sums: Mapping[SumName, int]) -> None:
+        """Request the sum of all squared elements of gradient sums."""
+        total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
+        array = 0
+        for layer, name in sums:
+            feed = {names.GRADIENT: sums[layer, name], total: array}
+            shape, held = sums_of(self.work, layer)[name], {new: array} if array else {}
+            flops = 2 * shape.rows * shape.columns
+            array = self._run(request, self._resident.squares, feed, {new: _FP32}, flops, held)[new]
+        self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
+        self.drop([array])
+
+    def update(self, request: StageRequest, scalars: Sequence[StageArray]) -> None:
+        """Request an optimizer step with the gradient sums in `request.sums`, and drop them."""
+        resident = self._resident
+        given = [self._put(each) for each in scalars]
+        for (layer, name), gradient in request.sums.items():
+            one, shape = resident.parameters[layer, name], sums_of(self.work, layer)[name]
+            state = dict(zip(_state_names(len(one.moments)), one.arrays, strict=True))
+            old = {key: self._sent[array] for key, array in state.items()}
+            feed = old | {names.GRADIENT: gradient, names.SCALARS: given[one.group]}
+            made = dict.fromkeys(map(names.updated, state), shape.nbytes)
+            flops = 16 * shape.rows * shape.columns
+            found = self._run(request, resident.update, feed, made, flops)
+            for key, array in state.items():
+                self._sent[array] = found[names.updated(key)]
+            self.drop([*old.values(), gradient])
+        request.sums.clear()
+        for each in scalars:
+            self._forget(each)
+
+    def state(self, request: StageRequest) -> None:
+        """Request a stage's trained state. Answers have the key (array, first row)."""
+        for _, one in self._resident.of_stage(request.plan):
+            for array in one.arrays:
+                id = self._sent[array]
+                request.rest += _pieces((array,), id, array.rows, array.columns)
+        self.more_rows(request)
+
+    def holds_state(self, stage: PlannedStage) -> bool:
+        """Return whether the trained state of a stage's layers is on the device."""
+        return all(array in self._sent for array in self._resident.arrays_of(stage))
+
+    @property
+    def _resident(self) -> Resident:
+        assert self.work.resident is not None
+        return self.work.resident
+
+    def _is_resident(self, array: StageArray) -> bool:
+        return self.work.resident is not None and array in self.work.resident.arrays
 
     # --- memory ---
 
@@ -241,7 +324,7 @@ class StageDevice:
         for array in arrays:
             if isinstance(array, StageGraph):
                 self._put_graph(array)
-            else:
+            elif not self._is_resident(array):
                 self._put(array)
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
@@ -449,16 +532,22 @@ class StageDevice:
         """Return an array's wire ID. Send the array first if it is not on the device."""
         id = self._sent.get(array)
         if id is None:
-            id = self._sent[array] = self._next_array(array.nbytes)
-            if array.parts:
-                parts = []  # the wire IDs of the parts, valid until `Concat`
-                for part in array.parts:
-                    self._ids.arrays += 1
-                    parts.append(self._ids.arrays)
-                    self._send_put(self._ids.arrays, part)
-                self._send(messages.Concat(id, tuple(parts)), kind=array.kind)
-            else:
-                self._send_put(id, array)
+            # The snapshot of trained state is not its current value.
+            assert not self._is_resident(array), "the device lacks the trained state of a layer"
+            id = self._send_array(array)
+        return id
+
+    def _send_array(self, array: StageArray) -> int:
+        id = self._sent[array] = self._next_array(array.nbytes)
+        if array.parts:
+            parts = []  # the wire IDs of the parts, valid until `Concat`
+            for part in array.parts:
+                self._ids.arrays += 1
+                parts.append(self._ids.arrays)
+                self._send_put(self._ids.arrays, part)
+            self._send(messages.Concat(id, tuple(parts)), kind=array.kind)
+        else:
+            self._send_put(id, array)
         return id
 
     def _send_put(self, id: int, array: StageArray) -> None:
@@ -533,6 +622,17 @@ class StageDevice:
             self._send(messages.Drop(ids))
 
 
+def _pieces(key: tuple[Any, ...], array: int, rows: int, columns: int) -> Iterator[RowsPiece]:
+    """Divide an array into blocks of rows. Each block's name is `key` and its first row."""
+    step = max(1, _PIECE_BYTES // (_FP32 * columns))
+    for first in range(0, rows, step):
+        yield RowsPiece((*key, first), array, first, min(step, rows - first), columns)
+
+
+def _state_names(moments: int) -> list[str]:
+    return [names.WEIGHT, *map(names.moment, range(moments))]
+
+
 def _item_bytes(dtype: str) -> int:
     return _FP32 if dtype == "fp32" else 2
 
@@ -561,6 +661,9 @@ def arrays_of(
             yield layer.from_activations
         yield from layer.parameters.values()
         yield from layer.extras.values()
+    if work.resident is not None:
+        for _, one in work.resident.of_stage(stage):
+            yield from one.moments
     if stage.loss and work.loss is not None:
         yield work.loss.graph
         yield from work.loss.parameters.values()

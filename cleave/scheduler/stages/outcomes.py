@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cleave.planner.stages.model import PlannedStage
@@ -184,6 +184,25 @@ class StepResult:
     gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
     records: Sequence[StageRecord] = ()  # one record for each stage
     used: Sequence[DeviceUse] = ()
+    # the trained state that devices returned, by array and first row; see `Resident.fetches`
+    state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWanted:
+    """All devices have their gradients, and wait for the coefficients of the optimizer step.
+
+    This is an outcome of steps with trained state on devices. The training thread must return the
+    coefficients.
+
+    Attributes:
+        squares: sum of the squared elements of all gradients on devices.
+        losses, dx: as in `StepResult`.
+    """
+
+    squares: float
+    losses: Mapping[int, Any]
+    dx: Mapping[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +222,7 @@ StageOutcome = (
     | Suspect
     | PassDone
     | StageDone
+    | UpdateWanted
     | StepResult
     | StepFailed
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature
@@ -174,6 +175,8 @@ class StageRuns:
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
             for them in (work.stages, work.slices)
         )
+        if work.resident is not None:
+            stages = [self._held(work, stage) for stage in stages]
         work = replace(work, stages=stages, slices=slices)
         self._repeated = self.repeated
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
@@ -182,6 +185,15 @@ class StageRuns:
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
+
+    def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
+        """Return a stage with the one device that holds its trained state, if there is one."""
+        able = self.able
+        for device, store in self._stores.items():
+            store.work = work
+            if device in able and store.holds_state(stage):
+                return replace(stage, devices=(device,))
+        return replace(stage, devices=stage.devices[:1])
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.
@@ -201,6 +213,10 @@ class StageRuns:
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
         """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._step.give(batch, made, after) if self._step is not None else []
+
+    def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
+        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
+        return self._step.update(scalars) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
         """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""

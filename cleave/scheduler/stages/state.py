@@ -7,7 +7,7 @@ on the devices. After all backward passes, the PS requests the stage's sums.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -78,6 +78,10 @@ class StageState:
             the wire IDs of those arrays.
         y, dx: the stage's output and the gradient of its input, by micro-batch, once received.
         forward_by, backward_by: the device that returned `y` or `dx`, by micro-batch.
+        squares: with trained state on devices, the sum of the stage's squared gradients, once
+            received.
+        owes_state: whether the device must still return the stage's trained state.
+        state: the returned trained state, by array and first row.
     """
 
     plan: PlannedStage
@@ -99,6 +103,9 @@ class StageState:
     forward_by: dict[int, int] = field(default_factory=dict)
     backward_by: dict[int, int] = field(default_factory=dict)
     told: bool = False  # the training thread knows that the stage has finished
+    squares: float | None = None
+    owes_state: bool = False
+    state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
 
     @property
     def gradients(self) -> dict[SumName, list[list[Any]]]:
@@ -191,8 +198,13 @@ class StageState:
 
     @property
     def has_landed(self) -> bool:
-        """Return whether the gradient sums over all micro-batches have arrived at the PS."""
-        return sum(len(g.batches) for g in self.accumulators if g.landed) == self.batches
+        """Return whether the gradient sums over all micro-batches have arrived at the PS.
+
+        With trained state on devices, return whether the device has used the sums, and returned
+        its state if the PS fetches it.
+        """
+        landed = sum(len(g.batches) for g in self.accumulators if g.landed)
+        return landed == self.batches and not self.owes_state
 
     @property
     def returned(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cleave import arrays
@@ -36,6 +36,7 @@ from cleave.scheduler.stages.outcomes import (
     StepResult,
     SumsRecord,
     Suspect,
+    UpdateWanted,
 )
 from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
@@ -70,10 +71,17 @@ class StageStep:
         self._stores = stores
         self._present = present
         self._ids = ids
+        resident = work.resident
+        batches = 0 if resident is not None and resident.fetches else len(work.x)
         self._stages = [
-            StageState(plan, len(work.x), frozenset(all_sums(work, plan)), list(plan.devices))
+            StageState(plan, batches, frozenset(all_sums(work, plan)), list(plan.devices))
             for plan in work.planned
         ]
+        for stage in self._stages:
+            stage.owes_state = resident is not None and resident.fetches
+        # Coefficients of the optimizer step on devices; None until the training thread gives them.
+        self._scalars: Sequence[StageArray] | None = None
+        self._update_is_wanted = False  # the training thread was asked for `_scalars`
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
@@ -89,7 +97,7 @@ class StageStep:
         self._usual = usual or UsualSizes()
         self._suspects: deque[StageRequest] = deque()  # the caller is examining the first request
         self._diverged = False  # the caller confirmed a non-finite value
-        self._stages[0].x = dict(enumerate(work.x))
+        self._stages[0].x = dict(enumerate(work.x[:batches]))
 
     # --- events ---
 
@@ -187,7 +195,7 @@ class StageStep:
         for stage in left:
             if stage.has_landed:
                 continue
-            if stage.devices or stage.accumulators:
+            if stage.devices or stage.accumulators or self.work.resident is not None:
                 self._reinforce(stage)
             else:
                 self._divide(stage)
@@ -198,7 +206,7 @@ class StageStep:
         for request in [request for request in self._requests if request.device == device]:
             self._requests.discard(request)
             self._taking.pop(request, None)
-            self.repeated += request.kind is not RequestKind.SUMS
+            self.repeated += request.kind.is_pass
             if request.kind is RequestKind.FORWARD:
                 self._stages[request.stage].forward.discard(request.batch)
         self.repeated += sum(stage.forget(device) for stage in self._stages)
@@ -231,6 +239,17 @@ class StageStep:
             self._last.dy[batch] = made
         return self._go_on()
 
+    def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
+        """Let devices update their trained state.
+
+        Args:
+            scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
+        """
+        if self.ended:
+            return []
+        self._scalars = scalars
+        return self._go_on()
+
     def withdraw(self) -> None:
         """End the step and discard its unfinished requests."""
         self.ended = True
@@ -242,7 +261,7 @@ class StageStep:
         flying = Counter(
             (request.kind is RequestKind.FORWARD, request.stage, request.device)
             for request in self._requests
-            if request.kind is not RequestKind.SUMS
+            if request.kind.is_pass
         )
         stages = sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
         views = tuple(stage.view(number, flying) for number, stage in stages)
@@ -266,7 +285,7 @@ class StageStep:
         for number, stage in enumerate(self._stages):
             stage.validate()
             for request in self._requests:
-                if request.stage == number and request.kind is not RequestKind.SUMS:
+                if request.stage == number and request.kind.is_pass:
                     known = stage.forward if request.kind is RequestKind.FORWARD else stage.backward
                     if request.batch not in known:
                         raise AssertionError(
@@ -286,7 +305,10 @@ class StageStep:
         if request not in self._requests:
             return [*store.take()]
         if request.rest:
-            store.more_sums(request)
+            store.more_rows(request)
+            return [*store.take()]
+        if request.replay:
+            store.more_replay(request)
             return [*store.take()]
         if request.answers:
             return [*store.take()]
@@ -316,8 +338,8 @@ class StageStep:
 
     def _stands_out(self, request: StageRequest) -> dict[Place, float]:
         """Return the unusual magnitudes in a request's results, keyed by place."""
-        if self._diverged or request not in self._requests:
-            return {}
+        if self._diverged or request not in self._requests or self.work.resident is not None:
+            return {}  # the PS lacks the weights with which it could repeat resident stages
         return {p: size for p, size in request.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:
@@ -374,6 +396,17 @@ class StageStep:
                 store = self._store(request.device)
                 store.drop(accumulator.sums.values())
                 self._out += store.take()
+            case RequestKind.SQUARES:
+                ((stage.squares,),) = (
+                    arrays.unpack(request.found[names.SQUARES], 1, 1, DType.FP32).float32().tolist()
+                )
+            case RequestKind.UPDATE:
+                accumulator = stage.accumulator_on(request.device)
+                accumulator.taken = accumulator.landed = True
+            case RequestKind.STATE:
+                stage.state, stage.owes_state = request.found, False
+            case RequestKind.RESTORE:
+                pass  # the device holds the state, so it gets the stage's passes
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
         """Record a forward pass. Send its output to the next stage or the training thread."""
@@ -447,7 +480,10 @@ class StageStep:
         while not self.ended and self._ask_once():
             pass
         if not self.ended:
-            self._take_sums()
+            if self.work.resident is None:
+                self._take_sums()
+            else:
+                self._ask_resident()
             self._tell_done()
             self._finish_step()
         out, self._out = self._out, []
@@ -458,6 +494,8 @@ class StageStep:
         self._replace_missing()
         if self.ended:
             return False
+        if self.work.resident is not None:
+            self._restore_missing()
         busy = Counter(request.device for request in self._requests)
         asked = [self._ask(device) for device in self._turns(busy)]
         return any(asked)
@@ -483,7 +521,11 @@ class StageStep:
 
     def _ask(self, device: int) -> bool:
         """Send a device its next request. Return False if no request is ready."""
-        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
+        mine = [
+            (n, s)
+            for n, s in enumerate(self._stages)
+            if device in s.devices and (self.work.resident is None or self._is_restored(n, device))
+        ]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
         forward = _first((n, stage, stage.next_forward()) for n, stage in mine)
@@ -574,10 +616,69 @@ class StageStep:
                 store.sums(request, accumulator, stage.sums)
                 self._out += store.take()
 
+    def _is_restored(self, number: int, device: int) -> bool:
+        """Return whether a device has the trained state of a stage, after all logged steps."""
+        plan, store = self._stages[number].plan, self._stores.get(device)
+        if store is None or not store.holds_state(plan):
+            return False
+        return not any(
+            request.stage == number and request.kind is RequestKind.RESTORE
+            for request in self._requests
+        )
+
+    def _restore_missing(self) -> None:
+        """Send the trained state of stages to devices that do not hold it."""
+        for number, stage in enumerate(self._stages):
+            for device in stage.devices:
+                store = self._store(device)
+                if store.holds_state(stage.plan) or stage.has_landed:
+                    continue
+                request = self._request(RequestKind.RESTORE, number, -1, device)
+                store.restore(request)
+                if not request.answers:
+                    self._requests.discard(request)
+                self._out += store.take()
+
+    def _ask_resident(self) -> None:
+        """Request squared gradients, updates or trained state of stages without passes left."""
+        for number, stage in enumerate(self._stages):
+            if stage.left or stage.has_landed or any(r.stage == number for r in self._requests):
+                continue
+            for device in stage.devices:
+                if not self._is_restored(number, device) or self._is_waited_for(device):
+                    continue
+                if (kind := self._next_resident(stage)) is None:
+                    continue
+                request = self._request(kind, number, -1, device)
+                store = self._store(device)
+                match kind:
+                    case RequestKind.SQUARES:
+                        store.squares(request, stage.accumulator_on(device).sums)
+                    case RequestKind.UPDATE:
+                        assert self._scalars is not None
+                        request.sums = stage.accumulator_on(device).sums
+                        store.update(request, self._scalars)
+                    case _:
+                        store.state(request)
+                self._out += store.take()
+        squares = [stage.squares for stage in self._stages if stage.squares is not None]
+        if len(squares) == len(self._stages) and not self._update_is_wanted:
+            self._update_is_wanted = True
+            wanted = UpdateWanted(math.fsum(squares), self._losses, self._dx)
+            self._out.append(TellStep(wanted, self.work))
+
+    def _next_resident(self, stage: StageState) -> RequestKind | None:
+        """Return what a device does next after all passes of a stage; None if it must wait."""
+        if stage.owes_state:
+            return RequestKind.STATE
+        if stage.squares is None:
+            return RequestKind.SQUARES
+        return RequestKind.UPDATE if self._scalars is not None else None
+
     def _is_waited_for(self, device: int) -> bool:
         """Return whether a device must still return input gradients that an earlier stage needs."""
         return any(
-            stage.passes and device in stage.devices and len(stage.dx) < len(self.work.x)
+            stage.passes and device in stage.devices and len(stage.dx) < stage.batches
             for stage in self._stages[1:]
         )
 
@@ -596,7 +697,8 @@ class StageStep:
             return
         gradients = {k: v for stage in self._stages for k, v in stage.gradients.items()}
         records = [stage.record for stage in self._stages]
-        self._end(StepResult(self._losses, self._dx, gradients, records))
+        state = {k: v for stage in self._stages for k, v in stage.state.items()}
+        self._end(StepResult(self._losses, self._dx, gradients, records, state=state))
 
     def _end_failed(self, why: str) -> None:
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
@@ -625,7 +727,11 @@ class StageStep:
 
     def _reinforce(self, stage: StageState) -> None:
         """Add to a stage the devices predicted to finish the stage's micro-batches earliest."""
-        chosen = soonest(self._candidates(stage), stage.left)
+        candidates = self._candidates(stage)
+        if self.work.resident is not None and candidates:  # the state is on one device
+            left = max(1, stage.left)
+            candidates = [min(candidates, key=lambda c: c.other_s + left * c.each_s)]
+        chosen = soonest(candidates, stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:

@@ -17,6 +17,7 @@ from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray, joined
+from cleave.scheduler.stages.resident import LoggedStep, Resident
 from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
@@ -37,15 +38,18 @@ SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer numbe
 
 
 @dataclass(frozen=True, slots=True)
-class SumPiece:
-    """Consecutive rows of a gradient sum, returned by a device in one message.
+class RowsPiece:
+    """Consecutive rows of a gradient sum or of trained state, returned in one message.
 
     Attributes:
+        name: key of the answer in `StageRequest.found`.
+        first: number of the first row.
         rows, columns: shape of the block.
     """
 
-    name: tuple[int, str, int]  # (layer number, parameter name, first row)
-    array: int  # wire ID of the whole sum
+    name: Any
+    array: int  # wire ID of the whole array
+    first: int
     rows: int
     columns: int
 
@@ -159,6 +163,8 @@ class StepWork:
             False, the device alternates between directions.
         watched: (stage index in `planned`, device) pairs. The training thread receives a `PassDone`
             after each backward pass of such a pair.
+        resident: the trained state of all layers, which stays on devices; None if the PS sends
+            parameters and fetches gradients in each step.
     """
 
     layers: Sequence[LayerWork]
@@ -177,6 +183,7 @@ class StepWork:
     ps_after: Set[int] = frozenset()  # numbers of the stages that are followed by layers on the PS
     forward_first: bool = False
     watched: Set[tuple[int, int]] = frozenset()
+    resident: Resident | None = None
     model: int = 0  # ID of the model, unique in the fleet
     # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)
@@ -229,6 +236,16 @@ class RequestKind(Enum):
     # Runs the stage with the loss. The stage's output stays on the device.
     LAST = "forward, loss and backward"
     SUMS = "sums"  # the device returns its gradient sums to the PS
+    # For stages whose trained state stays on the device:
+    RESTORE = "restore"  # the device gets the snapshot and repeats the steps in the log
+    SQUARES = "squares"  # the device returns the sum of its squared gradients
+    UPDATE = "update"  # the device updates its weights and moments
+    STATE = "state"  # the device returns its weights and moments to the PS
+
+    @property
+    def is_pass(self) -> bool:
+        """Return whether the request is a pass of a micro-batch."""
+        return self in (RequestKind.FORWARD, RequestKind.BACKWARD, RequestKind.LAST)
 
 
 @dataclass(slots=True, eq=False)
@@ -254,8 +271,10 @@ class StageRequest:
     dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
     # maps each order in flight to the expected size of the answer in bytes
     answers: dict[int, int] = field(default_factory=dict)
-    # blocks of gradient sums that are not requested yet
-    rest: deque[SumPiece] = field(default_factory=deque)
+    # blocks of gradient sums, or of trained state, that are not requested yet
+    rest: deque[RowsPiece] = field(default_factory=deque)
+    # logged micro-batches that are not repeated yet; None stands for a step's update
+    replay: deque[tuple[LoggedStep, int | None]] = field(default_factory=deque)
     # maps a name to the array that the device returned
     found: dict[Any, Any] = field(default_factory=dict)
     # maps a place to the largest magnitude returned; empty for emulated payloads
@@ -298,5 +317,10 @@ class StageOrder:
     @property
     def kind(self) -> TrafficKind:
         """Return the traffic kind of the answer to this order."""
-        sums = self.request.kind is RequestKind.SUMS
-        return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS
+        match self.request.kind:
+            case RequestKind.SUMS:
+                return TrafficKind.GRADIENTS
+            case RequestKind.STATE:
+                return TrafficKind.WEIGHTS
+            case _:
+                return TrafficKind.ACTIVATIONS

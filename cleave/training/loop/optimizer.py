@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
@@ -130,12 +130,18 @@ class UpdateRule:
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
 
+    eps: float = _EPS
+
+    def decay_of(self, parameter: Tensor) -> float:
+        """Return the weight decay of a parameter."""
+        return self.weight_decay if parameter.ndim > 1 else 0.0
+
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
         """Create a torch optimizer for one parameter. The caller sets the learning rate.
 
         `hidden`: whether the parameter is the weight matrix of a hidden layer.
         """
-        decay = self.weight_decay if parameter.ndim > 1 else 0.0
+        decay = self.decay_of(parameter)
         match self.kind:
             case OptimizerKind.SGD:
                 return torch.optim.SGD(
@@ -152,7 +158,7 @@ class UpdateRule:
                 )
             case OptimizerKind.ADAMW | OptimizerKind.MUON:
                 return torch.optim.AdamW(
-                    [parameter], betas=self.betas, eps=_EPS, weight_decay=decay, fused=True
+                    [parameter], betas=self.betas, eps=self.eps, weight_decay=decay, fused=True
                 )
 
 
@@ -160,6 +166,22 @@ def update_rule(job: JobSpec) -> UpdateRule:
     """Return the kind and settings of the optimizer that a job specifies."""
     betas = job.beta1, job.beta2
     return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdates:
+    """Updates of parameters that devices do, because their state stays there.
+
+    Attributes:
+        names: names of the parameters.
+        squares: returns the sum of the parameters' squared gradients in the current step.
+        update: updates the parameters, given the learning rate and the factor by which clipping
+            multiplies gradients.
+    """
+
+    names: Set[str]
+    squares: Callable[[], float]
+    update: Callable[[float, float], None]
 
 
 class Optimizer:
@@ -180,6 +202,8 @@ class Optimizer:
     Attributes:
         applied: True if the current step has already updated some parameters.
         parameters: all trained parameters by name.
+        rule: kind and settings of the optimizer.
+        on_devices: the updates that devices do; None if this optimizer does all of them.
         update_s: total time, in seconds, of clipping and updates after backward passes.
     """
 
@@ -200,6 +224,8 @@ class Optimizer:
         if in_backward and self._ranks.count > 1:
             raise ValueError("several servers cannot update in the backward pass")
         self.clip = clip
+        self.rule = rule
+        self.on_devices: DeviceUpdates | None = None
         self.scale = scale
         self.in_backward = in_backward
         self.applied = False
@@ -212,6 +238,7 @@ class Optimizer:
         if weights is not None:
             self._owners = weights.owners
         self._sums: GradientSums | None = None
+        self._rate = 0.0
         self._found: list[str] = []  # parameters with a gradient on any server
         embeddings = _embeddings(model)
         hidden = _matrices(model) - embeddings
@@ -272,6 +299,7 @@ class Optimizer:
         self.forget_gradients()
         if self._ranks.count > 1 and self._weights is None:
             self._sums = GradientSums(self._ranks, self.parameters, self._owners)
+        self._rate = rate
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = rate
 
@@ -324,10 +352,14 @@ class Optimizer:
         check_loss(loss)
         if self.scale is not None and not self._unscale(self.scale):
             return
-        self._clip()
+        factor = self._clip()
+        devices = self.on_devices
+        if devices is not None:
+            devices.update(self._rate, factor)
         for name in self._order:
-            self._update(name)
-            updated(self.parameters[name])
+            if devices is None or name not in devices.names:
+                self._update(name)
+                updated(self.parameters[name])
         if self._weights is not None:
             self._weights.updated()
         else:
@@ -337,16 +369,46 @@ class Optimizer:
             )
         self.update_s += time.perf_counter() - began_s
 
-    def _clip(self) -> None:
-        """Clip the gradients by global norm. Raise DivergedError if the norm is not finite."""
+    def moments(self, name: str) -> tuple[int, list[Tensor]]:
+        """Return a parameter's number of updates and its moments, which begin with zeros.
+
+        Only AdamW and SGD have such moments. SGD does not count updates, so the number is 0.
+        """
+        parameter = self.parameters[name]
+        state = self._optimizers[name].state[parameter]
+        keys: tuple[str, ...] = ("momentum_buffer",) if self.rule.momentum else ()
+        if self.rule.kind is OptimizerKind.ADAMW:
+            keys = "exp_avg", "exp_avg_sq"
+            state.setdefault("step", torch.tensor(0.0))
+        for key in keys:
+            if state.get(key) is None:
+                state[key] = torch.zeros_like(parameter)
+        return int(state.get("step", 0)), [state[key] for key in keys]
+
+    def count_updates(self, name: str, updates: int) -> None:
+        """Count updates of a parameter that devices have done."""
+        state = self._optimizers[name].state[self.parameters[name]]
+        if "step" in state:
+            state["step"] += updates
+
+    def _clip(self) -> float:
+        """Clip the gradients by global norm, and return the factor.
+
+        Raises:
+            DivergedError: if the norm is not finite.
+        """
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
         if self._ranks.count > 1:
             parts = self._ranks.agree([norm.item()])
             norm = torch.linalg.vector_norm(torch.tensor(parts))
+        if self.on_devices is not None:
+            norm = torch.tensor(math.sqrt(norm.item() ** 2 + self.on_devices.squares()))
         check_norm(norm.item())
-        if self.clip:
-            nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
+        if not self.clip:
+            return 1.0
+        nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
+        return min(1.0, self.clip / (norm.item() + 1e-6))  # as in that function
 
     def _unscale(self, scale: LossScale) -> bool:
         """Divide the gradients by the loss scale. Return False if they overflow on any server."""

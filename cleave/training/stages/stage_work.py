@@ -31,6 +31,7 @@ from cleave.planner.stages.model import (
     working_bytes,
 )
 from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     LayerWork,
@@ -44,6 +45,7 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
+_RESIDENT_ARRAYS: Final = 3  # a weight and two moments
 _MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
 # A larger array is sent in parts of this size, so that other messages can be sent in between.
 _PART_BYTES: Final = 64 * 2**20
@@ -150,6 +152,9 @@ class ModelWork:
         dtype: dtype of parameters and activations on the wire.
         message_bytes: size in bytes above which a parameter is sent in several messages.
         sent: cache that several `ModelWork` objects of one model may share; by default, a new one.
+
+    Attributes:
+        resident: the trained state that stays on devices, by parameter `id`; see `reside`.
     """
 
     def __init__(
@@ -183,6 +188,7 @@ class ModelWork:
         self._renewed: dict[_Key, _Trained] = {}
         # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
         # may never occur again, so they are dropped.
+        self.resident: Mapping[int, ResidentParameter] = {}
         self._extras: dict[bytes, StageArray] = {}
         self._extras_before: dict[bytes, StageArray] = {}
 
@@ -383,6 +389,8 @@ class ModelWork:
                     part.pieces,
                 )
             )
+        if self.resident:
+            layers = [_resident_cost(layer) for layer in layers]
         head = self._head_cost(gradients)
         inside = {id(t) for held in self._held for t in held.values()}
         outside = (t for t in self._held_by_loss.values() if id(t) not in inside)
@@ -460,6 +468,8 @@ class ModelWork:
         If `tensor` contains only some rows of a parameter, `of` is the whole parameter, and `rows`
         are the first row and the stop.
         """
+        if (held := self.resident.get(id(tensor))) is not None:
+            return held.weight
         if tensor.dtype in (torch.int64, torch.bool):
             return self._extra_array(tensor)
         whole = tensor if of is None else of
@@ -497,8 +507,29 @@ class ModelWork:
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
         return DType.BF16 if narrow else self.dtype
 
-    def _matrix(self, tensor: Tensor) -> StageArray:
-        dtype = self._dtype_of(tensor)
+    def reside(self, parameters: Mapping[int, ResidentParameter]) -> None:
+        """From now on, use trained state that stays on devices.
+
+        Args:
+            parameters: the trained state of all trained parameters of the layers, by `id`.
+        """
+        self.resident = parameters
+
+    def graph(self, model: bytes) -> StageGraph:
+        """Return the `StageGraph` of a model that devices run in fp32."""
+        return self._sent.graph(model, DType.FP32)
+
+    def outside(self) -> list[Tensor]:
+        """Return the parameters of the final norm, the LM head and the loss."""
+        loss = self.graphs.loss
+        return [] if loss is None else [self._held_by_loss[name] for name in loss.parameters]
+
+    def array_of_state(self, tensor: Tensor) -> StageArray:
+        """Return a wire array that shares the memory of a weight or moment in fp32."""
+        return self._matrix(tensor, DType.FP32)
+
+    def _matrix(self, tensor: Tensor, dtype: DType | None = None) -> StageArray:
+        dtype = dtype or self._dtype_of(tensor)
         matrix = tensor.detach().to(_TORCH[dtype])
         matrix = matrix.reshape(-1, matrix.shape[-1] if matrix.dim() > 1 else matrix.numel())
         whole = _array(matrix, dtype, TrafficKind.WEIGHTS)
@@ -525,6 +556,12 @@ class ModelWork:
         digest.update(payload)  # type: ignore[arg-type]
         key = digest.digest()
         return self._extras.setdefault(key, self._extras_before.get(key, made))
+
+
+def _resident_cost(layer: LayerCost) -> LayerCost:
+    """Return the cost of a layer whose weights and two moments stay on devices in fp32."""
+    held = layer.frozen_bytes + _RESIDENT_ARRAYS * layer.sum_bytes
+    return replace(layer, frozen_bytes=held, weight_bytes=0, gradient_bytes=0)
 
 
 def _floats(matrix: Any) -> StageArray:

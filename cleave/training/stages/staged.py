@@ -32,12 +32,15 @@ from cleave.scheduler.stages.outcomes import (
     StepFailed,
     StepResult,
     Suspect,
+    UpdateWanted,
 )
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.loop.methods import TilesForecaster
+from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
+from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.suspicion import examined
@@ -112,6 +115,7 @@ class StagedModel:
 
     Attributes:
         plans: the plans for the connected devices.
+        resident: the trained state on devices; None if the PS has all of it.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
@@ -141,6 +145,10 @@ class StagedModel:
         self.used: Sequence[DeviceUse] = ()
         self.work = work
         self.runtime = runtime
+        self.resident: ResidentState | None = None
+        self._wanted: UpdateWanted | None = None
+        # The plan of the steps in the log; None if the log is empty.
+        self._log_plan: StagePlan | None = None
         self.plans = StagePlans(
             runtime,
             planner,
@@ -155,6 +163,7 @@ class StagedModel:
         self.gradients_dtype = gradients or work.dtype
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
+        self._step_plan: StagePlan | None = None
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
         self._faults: list[Fault] = []  # faults that audits of finished stages found in this step
         self._audited: set[int] = set()  # indices of the stages whose audits are done
@@ -241,6 +250,11 @@ class StagedModel:
                 if not self._tries_again(str(error), failed):
                     return self._not_by_stages(str(error))
                 continue
+            if isinstance(result, UpdateWanted):
+                self.predicted_s += plan.step_s
+                self._wanted = result
+                given_back = StepResult(result.losses, result.dx, {})
+                return self._take(given_back, x, embedded, losses)
             faults = self._faults
             if result is not None:
                 began_s = time.perf_counter()
@@ -258,6 +272,59 @@ class StagedModel:
                 return loss
             self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
+
+    def keep_on_devices(self, optimizer: Optimizer) -> None:
+        """Let devices keep and update the weights and optimizer state of the layers.
+
+        Afterwards, each step ends with `DeviceUpdates.update`, which `optimizer` calls. Before
+        anything else uses the weights or the optimizer state, call `sync`.
+
+        Raises:
+            UsageError: if devices cannot update the layers.
+        """
+        self.resident = state = ResidentState(self.work, optimizer)
+        optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
+
+    def sync(self) -> None:
+        """Fetch the weights and optimizer state of the layers from devices.
+
+        Do nothing if no step has changed them since the last call.
+
+        Raises:
+            AbandonedError: if training must stop and no device can return the state.
+            FleetError: if the fleet cannot return the state.
+        """
+        if self.resident is None or self.resident.is_current:
+            return
+        assert self._step_work is not None
+        self.runtime.begin_step(self.resident.of_fetch(self._step_work))
+        self.resident.take(self._end_of_step())
+        self._log_plan = None
+
+    def _squares(self) -> float:
+        assert self._wanted is not None
+        return self._wanted.squares
+
+    def _update(self, rate: float, clip: float) -> None:
+        """Let devices do the optimizer step, and add the step to the log."""
+        assert self.resident is not None
+        assert self._step_work is not None
+        scalars = self.resident.scalars(rate, clip)
+        self.runtime.update(scalars)
+        result = self._end_of_step()
+        self.used = result.used
+        self.resident.log(self._step_work, result, scalars)
+        self._log_plan = self._step_plan
+
+    def _end_of_step(self) -> StepResult:
+        """Wait for the end of a step that needs nothing more from the PS."""
+        while True:
+            match self.next_outcome():
+                case StepResult() as result:
+                    return result
+                case StepFailed(reason):
+                    self.runtime.end_steps()  # some devices may have done the update
+                    raise FleetError(f"the step by stages cannot be completed: {reason}")
 
     def _not_by_stages(self, reason: str) -> NotByStages:
         """Drop the arrays that `updated` prepared for the step, and return a `NotByStages`."""
@@ -345,6 +412,7 @@ class StagedModel:
         if missing := inner - {stage.stop for stage in plan.stages}:
             raise PlanError(f"the plan has no stage that ends before layer {min(missing)}")
         self._proven = set()
+        self._step_plan = plan
         own = self.runtime.own_devices()
         self._watches = [
             self._auditor.watch(each.devices, len(parts), own) for each in plan.planned
@@ -371,13 +439,14 @@ class StagedModel:
                 for device, watch in watches.items()
                 if watch.selected
             ),
+            resident=self.resident.of_step() if self.resident is not None else None,
             model=id(self.work.model),
         )
         return self._step_work
 
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
-    ) -> tuple[StepResult | None, dict[int, float]]:
+    ) -> tuple[StepResult | UpdateWanted | None, dict[int, float]]:
         """Run a step on the fleet. Return the step's result, and losses by micro-batch.
 
         Only losses that the PS computed are returned. If the audit of a stage finds a fault, the
@@ -421,7 +490,7 @@ class StagedModel:
                     if final:
                         raise FleetError(f"the step by stages cannot be completed: {reason}")
                     raise StageFailedError(reason)
-                case StepResult() as result:
+                case StepResult() | UpdateWanted() as result:
                     return result, losses
             self.loss_s += time.perf_counter() - began_s
 
@@ -578,6 +647,8 @@ class StagedModel:
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
         """Return the plan for a batch. Divide layers if devices lack memory for whole layers."""
+        if self._log_plan is not None:
+            return self._log_plan  # `StageStep` replaces devices that left
         try:
             return self.plans.plan_for(batch.ids, self.work)
         except DeviceMemoryError as error:

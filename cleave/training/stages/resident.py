@@ -1,0 +1,180 @@
+"""Training by stages in which devices keep the layers' weights and optimizer state.
+
+The PS holds a *snapshot* of the trained state, in the memory of the model and the optimizer, and a
+log of all steps since then. `ResidentState.take` makes the devices' state the new snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cleave import arrays
+from cleave.arrays import DType
+from cleave.errors import UsageError
+from cleave.graphs.optimizer_graphs import (
+    adamw_graph,
+    adamw_scalars,
+    sgd_graph,
+    sgd_scalars,
+    squares_graph,
+)
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StepResult
+from cleave.scheduler.stages.resident import LoggedStep, Resident, ResidentParameter
+from cleave.scheduler.stages.work import StepWork, SumName
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import Optimizer
+from cleave.training.stages.stage_work import ModelWork
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters that have the same coefficients in every step.
+
+    Attributes:
+        updates: number of updates before the snapshot.
+    """
+
+    decay: float
+    updates: int
+
+
+class ResidentState:
+    """The trained state of a model's layers on devices: its snapshot, and the log since then.
+
+    Args:
+        work: the model's layers, whose parameters are from now on those on devices.
+        optimizer: the optimizer whose steps the devices do.
+
+    Raises:
+        UsageError: if devices cannot update the layers.
+    """
+
+    def __init__(self, work: ModelWork, optimizer: Optimizer) -> None:
+        self._work = work
+        self._optimizer = optimizer
+        self._log: list[LoggedStep] = []
+        self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
+        self._tensors: dict[StageArray, Tensor] = {}
+        self._groups: list[_Group] = []
+        self._keys = _keys(work)
+        rule = optimizer.rule
+        match rule.kind:
+            case OptimizerKind.ADAMW:
+                update = adamw_graph()
+            case OptimizerKind.SGD:
+                update = sgd_graph(momentum=bool(rule.momentum))
+            case _:
+                raise UsageError(
+                    f"devices cannot keep the state of the optimizer {rule.kind.value!r}; use "
+                    f"adamw or sgd, or --state server"
+                )
+        held = {id(tensor): self._held(tensor) for tensor in self._keys.values()}
+        work.reside(held)
+        self._resident = Resident(
+            {key: held[id(tensor)] for key, tensor in self._keys.items()},
+            work.graph(update),
+            work.graph(squares_graph()),
+        )
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of the parameters that devices update."""
+        return {self._names[id(tensor)] for tensor in self._keys.values()}
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the snapshot is the current state, because no step followed it."""
+        return not self._log
+
+    def of_step(self) -> Resident:
+        """Return the state for the `StepWork` of a step."""
+        return replace(self._resident, log=tuple(self._log))
+
+    def of_fetch(self, work: StepWork) -> StepWork:
+        """Return the work of a step that only fetches the state.
+
+        `work` is the work of an earlier step.
+        """
+        return replace(work, resident=replace(self.of_step(), fetches=True), token=object())
+
+    def scalars(self, rate: float, clip: float) -> list[StageArray]:
+        """Return the coefficients of the next step's updates, by group.
+
+        Args:
+            rate: learning rate.
+            clip: factor by which gradients are multiplied.
+        """
+        rule, found = self._optimizer.rule, []
+        for group in self._groups:
+            if rule.kind is OptimizerKind.SGD:
+                made = sgd_scalars(rate=rate, decay=group.decay, momentum=rule.momentum, clip=clip)
+            else:
+                step = group.updates + len(self._log) + 1
+                made = adamw_scalars(
+                    rate=rate, decay=group.decay, betas=rule.betas, eps=rule.eps, step=step,
+                    clip=clip,
+                )  # fmt: skip
+            buffer = arrays.Buffer(made, DType.FP32)
+            found.append(StageArray(1, made.size, "fp32", buffer))
+        return found
+
+    def log(self, work: StepWork, result: StepResult, scalars: Sequence[StageArray]) -> None:
+        """Add a completed step, whose updates all devices have done, to the log."""
+        work = replace(work, resident=self._resident)
+        x, dy = [one.x for one in result.records], [one.dy for one in result.records]
+        self._log.append(LoggedStep(work, x, dy, scalars))
+
+    def take(self, result: StepResult) -> None:
+        """Make the fetched state of all layers the new snapshot, and empty the log."""
+        rows: dict[StageArray, dict[int, Any]] = {}
+        for (array, first), payload in result.state.items():
+            rows.setdefault(array, {})[first] = payload
+        assert rows.keys() == self._tensors.keys()
+        for array, parts in rows.items():
+            values = np.concatenate([np.frombuffer(parts[n], np.float32) for n in sorted(parts)])
+            tensor = self._tensors[array]
+            with torch.no_grad():
+                tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
+        steps = len(self._log)
+        for tensor in self._keys.values():
+            self._optimizer.count_updates(self._names[id(tensor)], steps)
+        self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
+        self._log = []
+
+    def _held(self, tensor: Tensor) -> ResidentParameter:
+        name = self._names[id(tensor)]
+        updates, moments = self._optimizer.moments(name)
+        group = _Group(self._optimizer.rule.decay_of(tensor), updates)
+        if group not in self._groups:
+            self._groups.append(group)
+        made = [self._work.array_of_state(each) for each in (tensor, *moments)]
+        self._tensors |= zip(made, (tensor, *moments), strict=True)
+        return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
+
+
+def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
+    """Return all trained parameters of the layers.
+
+    Raises:
+        UsageError: if a parameter is used in several places, or the layers have none.
+    """
+    found: dict[SumName, Tensor] = {}
+    for number, graphs in enumerate(work.graphs.layers):
+        found |= {(number, name): work.held(number)[name] for name in graphs.trainable}
+    ids = [id(tensor) for tensor in found.values()]
+    outside = {id(parameter) for parameter in work.outside()}
+    if len(ids) != len(set(ids)) or outside & set(ids):
+        raise UsageError(
+            "this model uses a layer's weights in several places, so one device cannot keep them; "
+            "use --state server"
+        )
+    if not found:
+        raise UsageError("this job trains no layer; use --state server")
+    return found

@@ -1,0 +1,169 @@
+"""Devices keep the layers' weights and optimizer state, and training follows plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cleave.arrays import DType
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from emulator.virtual import VirtualRuntime, emulated
+from profiles.fleets import paper_fleet
+from tests.graphs.models import plain_gradients, small_model
+from tests.invariants import check_state
+from tests.training.runs import nightly
+from tests.training.test_staged import batches, rows, staged
+
+RATE, STEPS, LOSSES = 5e-3, 5, 6
+ADAMW = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
+SGD = UpdateRule(OptimizerKind.SGD, weight_decay=0.1)
+MOST = {DType.FP32: 1e-5, DType.BF16: 2e-2}
+
+
+class Run:
+    """A model whose layers' state is on devices.
+
+    Args:
+        clip: 0 for no clipping.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fleet: Fleet,
+        rule: UpdateRule = ADAMW,
+        clip: float = 1.0,
+        dtype: DType = DType.FP32,
+    ) -> None:
+        self.model = model
+        self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
+        self.staged = staged(model, fleet, loss=False, dtype=dtype)
+        self.staged.keep_on_devices(self.optimizer)
+
+    def step(self, ids: Tensor) -> float:
+        loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
+        assert isinstance(loss, float)
+        return loss
+
+
+def plain_losses(
+    model: nn.Module, given: Sequence[Tensor], rule: UpdateRule = ADAMW, clip: float = 1.0
+) -> list[float]:
+    """Return the losses of training with plain PyTorch."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if rule.kind is OptimizerKind.ADAMW:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95))
+    else:
+        optimizer = torch.optim.SGD(groups, RATE, momentum=rule.momentum)
+    losses = []
+    for ids in given:
+        optimizer.zero_grad()
+        losses.append(plain_gradients(model, ids))
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return losses
+
+
+def same_weights(model: nn.Module, plain: nn.Module, most: float) -> None:
+    """Biases of keys have no gradient but rounding, from which AdamW makes whole steps."""
+    for (name, mine), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if "k_proj.bias" not in name:
+            assert float((mine - other).abs().max()) < most, name
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "rule", "clip"),
+    [
+        ("opt", DType.FP32, ADAMW, 1.0),
+        ("llama", DType.BF16, ADAMW, 0.0),
+        ("llama", DType.FP32, SGD, 1.0),
+        nightly("gpt2", DType.FP32, ADAMW, 1.0),
+        nightly("qwen3", DType.FP32, ADAMW, 0.0),
+        nightly("opt", DType.BF16, SGD, 1.0),
+    ],
+)
+def test_steps_lose_as_plain_pytorch_does(
+    family: str, dtype: DType, rule: UpdateRule, clip: float
+) -> None:
+    model = small_model(family)
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    with emulated(3, seed=1) as fleet:
+        run = Run(model, fleet, rule, clip, dtype)
+        mine = [run.step(ids) for ids in given]
+        run.staged.sync()
+    assert mine == pytest.approx(plain_losses(plain, given, rule, clip), rel=MOST[dtype])
+    if dtype is DType.FP32:
+        same_weights(model, plain, 1e-3)
+
+
+def test_neither_weights_nor_gradients_travel() -> None:
+    with emulated(2, seed=1) as fleet:
+        run = Run(small_model("opt"), fleet)
+        first, *later = batches(3)
+        run.step(first)
+        before = fleet.counters().traffic
+        for ids in later:
+            run.step(ids)
+        after = fleet.counters().traffic
+        assert after.down.weights == before.down.weights > 0
+        assert after.up.gradients == before.up.gradients == 0
+        run.staged.sync()
+        assert fleet.counters().traffic.up.weights > before.up.weights
+
+
+def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
+    """Lose the device of every message whose number is a multiple of `after`, `LOSSES` times.
+
+    A new device joins each time. Returns a function that returns the number of lost devices.
+    """
+    send, sent, lost = runtime.send, 0, 0
+
+    def sending(session: int, *rest: Any) -> None:
+        nonlocal sent, lost
+        send(session, *rest)
+        sent += 1
+        if sent % after == 0 and lost < LOSSES:
+            lost += 1
+            runtime.join(paper_fleet(1)[0])
+            runtime.lose(session)
+
+    runtime.send = sending  # type: ignore[method-assign]
+    return lambda: lost
+
+
+@pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
+def test_lost_devices_change_nothing(after: int) -> None:
+    """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet)
+        lost = losing(fleet.runtime, after)
+        mine = []
+        for number, ids in enumerate(given):
+            mine.append(run.step(ids))
+            if number == 2:
+                run.staged.sync()
+        run.staged.sync()
+        assert lost() == LOSSES
+        check_state(fleet.runtime.manager)
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
+    same_weights(model, plain, 1e-2)
+
+
+def test_an_optimizer_that_devices_lack_is_refused() -> None:
+    with emulated(2, seed=1) as fleet, pytest.raises(UsageError, match="adafactor"):
+        Run(small_model("opt"), fleet, UpdateRule(OptimizerKind.ADAFACTOR))
