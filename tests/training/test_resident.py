@@ -139,7 +139,7 @@ def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
             runtime.join(paper_fleet(1)[0])
             runtime.lose(session)
 
-    runtime.send = sending  # type: ignore[method-assign]
+    runtime.send = sending  # type: ignore[assignment, method-assign]
     return lambda: lost
 
 

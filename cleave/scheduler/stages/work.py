@@ -202,11 +202,12 @@ class StepWork:
         """Return the minimum numbers of bytes that the PS sends and receives in a step.
 
         The minimum assumes that no payload is compressed and no device is lost. Each trained
-        parameter is sent once, and its gradient is returned once. Between two stages, the output
-        and its gradient are both returned to the PS and sent on. If the PS computes the loss, the
-        last output is returned and its gradient is sent. The first stage's input is sent, and its
-        gradient is returned if the PS needs the gradient. For a vocabulary-parallel loss, the last
-        layer's output is sent to every slice, and each slice returns a gradient.
+        parameter is sent once, and its gradient is returned once, unless its state stays on
+        devices. Between two stages, the output and its gradient are both returned to the PS and
+        sent on. If the PS computes the loss, the last output is returned and its gradient is sent.
+        The first stage's input is sent, and its gradient is returned if the PS needs the gradient.
+        For a vocabulary-parallel loss, the last layer's output is sent to every slice, and each
+        slice returns a gradient.
 
         Args:
             gradient_bytes: size of one returned gradient element, in bytes.
@@ -214,6 +215,8 @@ class StepWork:
         parts: list[LayerWork | LossWork | SliceWork] = [*self.layers, *self.slice_works]
         if self.loss is not None:
             parts.append(self.loss)
+        if self.resident is not None:
+            parts = parts[len(self.layers) :]
         weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
         elements = sum(each.rows * each.columns for part in parts for each in part.sums.values())
         gradients = elements * gradient_bytes

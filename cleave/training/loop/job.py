@@ -142,9 +142,16 @@ class Decay(Enum):
     WSD = "wsd"
 
 
+class StateMode(Enum):
+    """Where the layers' weights and optimizer state stay between steps, with `--method stages`."""
+
+    SERVER = "server"
+    DEVICES = "devices"
+
+
 MAY_CHANGE: Final = (  # settings that may change when a run is resumed
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
-    "early_stop", "report_to", "memory", "state_dir", "method", "audit",
+    "early_stop", "report_to", "memory", "state_dir", "method", "state", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
 
@@ -285,6 +292,12 @@ class JobSpec:
         common=True,
         choices=Method,
     )
+    state: str = _setting(
+        "server",
+        "Where layers' weights and optimizer state stay: server, or devices (with --method stages; "
+        "far less traffic, no audits).",
+        choices=StateMode,
+    )
     audit: float = _setting(
         0.05, "Probability that the server repeats a device's part of a stage.", least=0, most=1
     )
@@ -340,8 +353,32 @@ class JobSpec:
             )
         if self.journal and self.method == Method.STAGES.value:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
+        if self.state == StateMode.DEVICES.value:
+            self._check_devices_keep_state()
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
+
+    def _check_devices_keep_state(self) -> None:
+        if self.method != Method.STAGES.value:
+            raise UsageError(
+                f"--state devices is of use with stages, and --method is {self.method!r}; give "
+                f"--method stages"
+            )
+        if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
+            raise UsageError(
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot do; give adamw or "
+                f"sgd, or --state server"
+            )
+        if self.fallback == FallbackMode.LOCAL.value:
+            raise UsageError(
+                "--fallback local computes on the server, and --state devices leaves it no "
+                "current weights; give --fallback wait, or --state server"
+            )
+        if self.state_dir:
+            raise UsageError(
+                "--state-dir keeps optimizer state in files of the server; leave it out with "
+                "--state devices"
+            )
 
     def _check_adapters(self) -> None:
         if not self.lora:

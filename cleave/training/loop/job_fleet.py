@@ -30,9 +30,10 @@ from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.training.data.batches import Batch
-from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
+from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision, StateMode
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
+from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from cleave.training.tiles.offload import restore, send
@@ -222,6 +223,21 @@ class JobFleet:
         """Send a parameter's new value to the devices that trained it in the last step."""
         if self.staged is not None:
             self.staged.updated(parameter)
+
+    def keep_on_devices(self, optimizer: Optimizer) -> None:
+        """With `--state devices`, let devices keep the layers' weights and optimizer state.
+
+        Raises:
+            UsageError: if devices cannot update the layers.
+        """
+        if self._job.state == StateMode.DEVICES.value:
+            assert self.staged is not None
+            self.staged.keep_on_devices(optimizer)
+
+    def sync(self) -> None:
+        """Fetch weights and optimizer state that stay on devices. Do nothing if none do."""
+        if self.staged is not None:
+            self.staged.sync()
 
     def learn(self, step_s: float, update_s: float) -> None:
         """Correct the forecasts of steps by stages, based on the last step.

@@ -59,6 +59,7 @@ from cleave.training.loop.job import (
     MemoryMode,
     Packing,
     Precision,
+    StateMode,
     default_learning_rate,
 )
 from cleave.training.loop.job_fleet import JobFleet
@@ -279,6 +280,11 @@ class Trainer:
                 packed=self._packed,
                 by_tiles=self.weights is not None or self._auxiliary > 0,
             )
+        if job.state == StateMode.DEVICES.value and self.ranks.count > 1:
+            raise UsageError(
+                f"--state devices works with one server, and this run has {self.ranks.count}; give "
+                f"--state server"
+            )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self.context.note)
         self.job = job
         self.model = model.train()
@@ -313,6 +319,7 @@ class Trainer:
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
+        self.step_began = False  # whether a step has begun, so that `restore` is no longer called
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
@@ -382,6 +389,8 @@ class Trainer:
                     self.save()
                     after_s = self.context.clock() - self.patience.waited_s
                     journal.counters.spent_s += after_s - before_s
+        if not stopped:
+            self._sync()
         if text := self.compared.found(job.against):
             note(text)
         kept = self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
@@ -504,6 +513,9 @@ class Trainer:
             part = self.shared.part(batches)
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
+            if not self.step_began:
+                self.step_began = True
+                fleet.keep_on_devices(self.optimizer)
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
                 return loss
@@ -589,6 +601,7 @@ class Trainer:
 
     def evaluate(self) -> float:
         """Return the mean loss on the validation split, in nats per learned token."""
+        self._sync()
         self.model.eval()
         try:
             with torch.no_grad():
@@ -633,6 +646,11 @@ class Trainer:
                 learned += count
         return total, learned
 
+    def _sync(self) -> None:
+        """Fetch the weights and optimizer state that stay on devices, if any do."""
+        if self.fleet is not None:
+            self.fleet.sync()
+
     def _checkpoint_due(self, stopped: bool) -> bool:
         interval = self.job.interval
         if not interval or self.saved == self.step:
@@ -643,6 +661,14 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint to resume from: weights, optimizer state and position in the data."""
+        try:
+            self._sync()
+        except AbandonedError:
+            self.context.note(
+                f"no checkpoint of step {self.step}: its weights are on devices, and no device is "
+                f"connected that could return them"
+            )
+            return
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self.context.note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()

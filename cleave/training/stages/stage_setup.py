@@ -21,8 +21,9 @@ from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
 from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
+from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
-from cleave.training.loop.job import FallbackMode, JobSpec, Packing
+from cleave.training.loop.job import FallbackMode, JobSpec, Packing, StateMode
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.ps_passes import described_refusals
@@ -78,6 +79,7 @@ def staged_model(
         note(said)
     dtype = DType(job.dtype)
     local = job.fallback == FallbackMode.LOCAL.value
+    on_devices = job.state == StateMode.DEVICES.value
 
     def in_parts() -> ModelWork:
         with plainly():
@@ -87,11 +89,12 @@ def staged_model(
     return StagedModel(
         ModelWork(model, graphs, dtype),
         fleet.runtime,
-        plan_stages,
+        plan_resident if on_devices else plan_stages,
         ps,
         tiles=tiles if auto else None,
-        auditor=Auditor(job.audit, open_graph=graphs_here()),
-        in_parts=in_parts,
+        # The PS cannot repeat what devices compute with weights that only they have.
+        auditor=None if on_devices else Auditor(job.audit, open_graph=graphs_here()),
+        in_parts=None if on_devices else in_parts,
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,

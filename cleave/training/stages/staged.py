@@ -147,6 +147,7 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         self._wanted: UpdateWanted | None = None
+        self._updated_s = 0.0  # time in the last step in which devices updated their weights
         # The plan of the steps in the log; None if the log is empty.
         self._log_plan: StagePlan | None = None
         self.plans = StagePlans(
@@ -282,6 +283,10 @@ class StagedModel:
         Raises:
             UsageError: if devices cannot update the layers.
         """
+        self._note(
+            "devices keep the layers' weights and optimizer state, and their results are not "
+            "audited: train on devices that you trust"
+        )
         self.resident = state = ResidentState(self.work, optimizer)
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
@@ -309,9 +314,10 @@ class StagedModel:
         """Let devices do the optimizer step, and add the step to the log."""
         assert self.resident is not None
         assert self._step_work is not None
-        scalars = self.resident.scalars(rate, clip)
+        began_s, scalars = time.perf_counter(), self.resident.scalars(rate, clip)
         self.runtime.update(scalars)
         result = self._end_of_step()
+        self._updated_s = time.perf_counter() - began_s
         self.used = result.used
         self.resident.log(self._step_work, result, scalars)
         self._log_plan = self._step_plan
@@ -353,7 +359,7 @@ class StagedModel:
             update_s: part of `step_s` in which the optimizer updated the parameters.
         """
         loss_s = self.loss_s - self._loss_before_s
-        self.plans.learn(step_s, self._own_s + update_s, loss_s)
+        self.plans.learn(step_s, self._own_s + update_s - self._updated_s, loss_s)
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""

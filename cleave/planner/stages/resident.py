@@ -1,0 +1,78 @@
+"""Plans of stages whose weights and optimizer state stay on devices.
+
+Each layer is on one device, because several devices of a stage would have to exchange gradients.
+The PS computes the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cleave.errors import DeviceMemoryError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.prediction import held_bytes, predict
+
+
+def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Return the plan with the shortest predicted step among the plans tried.
+
+    For each number of devices, the fastest devices get consecutive layers, such that the slowest
+    of them is as fast as possible. This is a `StagePlanner`.
+
+    Args:
+        model: costs of layers whose weights and optimizer state count as `frozen_bytes`.
+
+    Raises:
+        DeviceMemoryError: if the devices have too little memory.
+    """
+    able = sorted(
+        (device.for_graphs() for device in devices),
+        key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
+    )[: len(model.layers)]
+    by_id = {device.device: device for device in able}
+    plans = [predict(model, stages, by_id, ps) for stages in _divisions(model, able)]
+    if not plans:
+        layers = PlannedStage(0, len(model.layers), (0,))
+        needed, offered = held_bytes(model, layers), sum(d.memory_bytes for d in able)
+        raise DeviceMemoryError(
+            f"{len(model.layers)} layers with optimizer state need about {needed / 1e6:.0f} MB, "
+            f"but the devices offer {offered / 1e6:.0f} MB: connect more devices, or give --state "
+            f"server"
+        )
+    return min(plans, key=lambda plan: plan.step_s)
+
+
+def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float:
+    """Return how long a device would need for an equal share of a step, in seconds."""
+    tokens = sum(model.tokens)
+    flops = tokens * math.fsum(layer.flops for layer in model.layers) / devices
+    nbytes = 2 * tokens * model.width * model.element_bytes
+    slowest = min(device.downlink_bytes_per_s, device.uplink_bytes_per_s)
+    return max(flops / device.flops_per_s, nbytes / slowest)
+
+
+def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[PlannedStage]]:
+    """Return the best division of all layers among the first n devices, for each possible n."""
+    count = len(model.layers)
+    # For the layers before `stop`: the seconds per token of the slowest stage, and the stages.
+    best: dict[int, tuple[float, list[PlannedStage]]] = {0: (0.0, [])}
+    found = []
+    for device in devices:
+        reached: dict[int, tuple[float, list[PlannedStage]]] = {}
+        for first, (slowest_s, stages) in best.items():
+            for stop in range(first + 1, count + 1):
+                stage = PlannedStage(first, stop, (device.device,))
+                if any(first < cut < stop for cut in model.cuts):
+                    break
+                if held_bytes(model, stage) > device.memory_bytes:
+                    break
+                flops = math.fsum(layer.flops for layer in model.layers[first:stop])
+                step_s = max(slowest_s, flops / device.flops_per_s)
+                if stop not in reached or step_s < reached[stop][0]:
+                    reached[stop] = step_s, [*stages, stage]
+        best = reached
+        if count in best:
+            found.append(best[count][1])
+    return found
