@@ -305,6 +305,10 @@ class StageDevice:
         """Return whether the trained state of a stage's layers is on the device."""
         return all(array in self._sent for array in self._resident.arrays_of(stage))
 
+    def drop_state(self, *states: Iterable[StageArray]) -> None:
+        """Drop the trained state of stages."""
+        self.drop([self._sent.pop(a) for state in states for a in state if a in self._sent])
+
     @property
     def _resident(self) -> Resident:
         assert self.work.resident is not None

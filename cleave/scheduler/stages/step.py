@@ -45,6 +45,7 @@ from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, St
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
+_CHANGE_STATE: Final = (RequestKind.RESTORE, RequestKind.UPDATE)
 
 
 class StageStep:
@@ -178,7 +179,8 @@ class StageStep:
         device, present = request.device, self._present()
         store.be_careful(present[device].memory_bytes if device in present else 0)
         stages = [stage for stage in self._stages if device in stage.devices]
-        store.start_over({array for one in stages for array in self._arrays_of(one, device)})
+        kept = {array for one in stages for array in self._arrays_of(one, device)}
+        store.start_over(kept.difference(*self._unfinished_state(device)))
         self._out += store.take()
         self._lose_work(device)
         return self._go_on()
@@ -253,6 +255,8 @@ class StageStep:
     def withdraw(self) -> None:
         """End the step and discard its unfinished requests."""
         self.ended = True
+        for device, store in self._stores.items():
+            store.drop_state(*self._unfinished_state(device))
         self._requests.clear()
         self._suspects.clear()
 
@@ -638,6 +642,17 @@ class StageStep:
                 if not request.answers:
                     self._requests.discard(request)
                 self._out += store.take()
+
+    def _unfinished_state(self, device: int) -> list[set[StageArray]]:
+        """Return the trained state of each stage that a device is still restoring or updating."""
+        resident = self.work.resident
+        if resident is None:
+            return []
+        return [
+            set(resident.arrays_of(request.plan))
+            for request in self._requests
+            if request.device == device and request.kind in _CHANGE_STATE
+        ]
 
     def _ask_resident(self) -> None:
         """Request squared gradients, updates or trained state of stages without passes left."""

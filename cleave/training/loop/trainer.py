@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, FleetError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
@@ -519,6 +519,8 @@ class Trainer:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
                 return loss
+            if self.optimizer.on_devices is not None:  # this server's weights are not current
+                raise FleetError(f"the step cannot be computed: {loss.reason}")
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _updated(self, parameter: Tensor) -> None:
