@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +43,12 @@ class Run:
         rule: UpdateRule = ADAMW,
         clip: float = 1.0,
         dtype: DType = DType.FP32,
+        folder: Path | None = None,
     ) -> None:
         self.model = model
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
         self.staged = staged(model, fleet, loss=False, dtype=dtype)
-        self.staged.keep_on_devices(self.optimizer)
+        self.staged.keep_on_devices(self.optimizer, folder)
 
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
@@ -144,20 +146,23 @@ def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
-def test_lost_devices_change_nothing(after: int) -> None:
+def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
     """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet)
+        run = Run(model, fleet, folder=tmp_path)
         lost = losing(fleet.runtime, after)
         mine = []
         for number, ids in enumerate(given):
             mine.append(run.step(ids))
             if number == 2:
                 run.staged.sync()
+        assert run.staged.resident is not None
+        assert run.staged.resident.log.nbytes > 0
         run.staged.sync()
+        assert run.staged.resident.log.nbytes == 0
         assert lost() == LOSSES
         check_state(fleet.runtime.manager)
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)

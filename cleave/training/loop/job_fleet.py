@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -224,15 +225,17 @@ class JobFleet:
         if self.staged is not None:
             self.staged.updated(parameter)
 
-    def keep_on_devices(self, optimizer: Optimizer) -> None:
+    def keep_on_devices(self, optimizer: Optimizer, folder: Path) -> None:
         """With `--state devices`, let devices keep the layers' weights and optimizer state.
+
+        `folder` is where the log of steps is.
 
         Raises:
             UsageError: if devices cannot update the layers.
         """
         if self._job.state == StateMode.DEVICES.value:
             assert self.staged is not None
-            self.staged.keep_on_devices(optimizer)
+            self.staged.keep_on_devices(optimizer, folder)
 
     def sync(self) -> None:
         """Fetch weights and optimizer state that stay on devices. Do nothing if none do."""

@@ -515,7 +515,7 @@ class Trainer:
         if (fleet := self.fleet) is not None:
             if not self.step_began:
                 self.step_began = True
-                fleet.keep_on_devices(self.optimizer)
+                fleet.keep_on_devices(self.optimizer, self.folder.path)
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
                 return loss

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from cleave.graphs.optimizer_graphs import (
 )
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepResult
-from cleave.scheduler.stages.resident import LoggedStep, Resident, ResidentParameter
+from cleave.scheduler.stages.resident import Resident, ResidentParameter
 from cleave.scheduler.stages.work import StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.step_log import StepLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,16 @@ class ResidentState:
     Args:
         work: the model's layers, whose parameters are from now on those on devices.
         optimizer: the optimizer whose steps the devices do.
+        folder: where the log is; None to keep it in memory.
 
     Raises:
         UsageError: if devices cannot update the layers.
     """
 
-    def __init__(self, work: ModelWork, optimizer: Optimizer) -> None:
+    def __init__(self, work: ModelWork, optimizer: Optimizer, folder: Path | None = None) -> None:
         self._work = work
         self._optimizer = optimizer
-        self._log: list[LoggedStep] = []
+        self.log = StepLog(folder)
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self._tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
@@ -91,11 +94,11 @@ class ResidentState:
     @property
     def is_current(self) -> bool:
         """Return whether the snapshot is the current state, because no step followed it."""
-        return not self._log
+        return not self.log.steps
 
     def of_step(self) -> Resident:
         """Return the state for the `StepWork` of a step."""
-        return replace(self._resident, log=tuple(self._log))
+        return replace(self._resident, log=self.log.steps)
 
     def of_fetch(self, work: StepWork) -> StepWork:
         """Return the work of a step that only fetches the state.
@@ -116,7 +119,7 @@ class ResidentState:
             if rule.kind is OptimizerKind.SGD:
                 made = sgd_scalars(rate=rate, decay=group.decay, momentum=rule.momentum, clip=clip)
             else:
-                step = group.updates + len(self._log) + 1
+                step = group.updates + len(self.log.steps) + 1
                 made = adamw_scalars(
                     rate=rate, decay=group.decay, betas=rule.betas, eps=rule.eps, step=step,
                     clip=clip,
@@ -125,11 +128,10 @@ class ResidentState:
             found.append(StageArray(1, made.size, "fp32", buffer))
         return found
 
-    def log(self, work: StepWork, result: StepResult, scalars: Sequence[StageArray]) -> None:
+    def add(self, work: StepWork, result: StepResult, scalars: Sequence[StageArray]) -> None:
         """Add a completed step, whose updates all devices have done, to the log."""
-        work = replace(work, resident=self._resident)
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
-        self._log.append(LoggedStep(work, x, dy, scalars))
+        self.log.add(work, self._resident, x, dy, scalars)
 
     def take(self, result: StepResult) -> None:
         """Make the fetched state of all layers the new snapshot, and empty the log."""
@@ -142,11 +144,11 @@ class ResidentState:
             tensor = self._tensors[array]
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
-        steps = len(self._log)
+        steps = len(self.log.steps)
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
-        self._log = []
+        self.log.forget(steps)
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]

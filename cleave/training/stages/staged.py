@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -274,11 +275,14 @@ class StagedModel:
             self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
 
-    def keep_on_devices(self, optimizer: Optimizer) -> None:
+    def keep_on_devices(self, optimizer: Optimizer, folder: Path | None = None) -> None:
         """Let devices keep and update the weights and optimizer state of the layers.
 
         Afterwards, each step ends with `DeviceUpdates.update`, which `optimizer` calls. Before
         anything else uses the weights or the optimizer state, call `sync`.
+
+        Args:
+            folder: where the log of steps is; None to keep it in memory.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -287,7 +291,7 @@ class StagedModel:
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
         )
-        self.resident = state = ResidentState(self.work, optimizer)
+        self.resident = state = ResidentState(self.work, optimizer, folder)
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def sync(self) -> None:
@@ -319,7 +323,7 @@ class StagedModel:
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
         self.used = result.used
-        self.resident.log(self._step_work, result, scalars)
+        self.resident.add(self._step_work, result, scalars)
         self._log_plan = self._step_plan
 
     def _end_of_step(self) -> StepResult:
