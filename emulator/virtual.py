@@ -347,6 +347,11 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
+    def begin_snapshot(self, work: StepWork, position: int) -> None:
+        """Begin to fetch the trained state after a step, while later steps run."""
+        self.execute(self.manager.begin_snapshot(work, position, self.now_s))
+
+    @_alone
     def update(self, scalars: Sequence[StageArray]) -> None:
         """Let devices update the trained state that stays on them."""
         self.execute(self.manager.update(scalars, self.now_s))

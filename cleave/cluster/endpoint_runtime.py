@@ -102,6 +102,9 @@ class EndpointRuntime(FleetRuntime):
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._call("give", batch, self._packer.pack(made), after)
 
+    def begin_snapshot(self, work: StepWork, position: int) -> None:
+        self._call("of_runtime", "begin_snapshot", self._packer.pack(work), position)
+
     def update(self, scalars: Sequence[StageArray]) -> None:
         self._call("of_runtime", "update", [self._packer.pack(each) for each in scalars])
 

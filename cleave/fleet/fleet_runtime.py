@@ -80,6 +80,13 @@ class FleetRuntime(ABC):
         """
 
     @abstractmethod
+    def begin_snapshot(self, work: StepWork, position: int) -> None:
+        """Begin to fetch the trained state after the step `work`, while later steps run.
+
+        `StepResult.snapshot` of a later step has it, with `position`.
+        """
+
+    @abstractmethod
     def update(self, scalars: Sequence[StageArray]) -> None:
         """Let devices update the trained state that stays on them; see `UpdateWanted`."""
 

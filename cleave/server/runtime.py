@@ -566,6 +566,9 @@ class LiveRuntime(Runtime):
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._post(self._step_call, self.manager.give, batch, made, after)
 
+    def begin_snapshot(self, work: StepWork, position: int) -> None:
+        self._post(self._step_call, self.manager.begin_snapshot, work, position)
+
     def update(self, scalars: Sequence[StageArray]) -> None:
         self._post(self._step_call, self.manager.update, scalars)
 

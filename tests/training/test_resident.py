@@ -145,6 +145,30 @@ def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
     return lambda: lost
 
 
+@pytest.mark.parametrize("after", [0, 170, nightly(101), nightly(400)])
+def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
+    """The log then holds only the steps after the snapshot, also if devices are lost."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(12)
+    with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet)
+        state = run.staged.resident
+        assert state is not None
+        state.interval = 2
+        if after:
+            losing(fleet.runtime, after)
+        mine, logged = [], []
+        for ids in given:
+            mine.append(run.step(ids))
+            logged.append(len(state.log.steps))
+        run.staged.sync()
+        check_state(fleet.runtime.manager)
+    assert max(logged) < len(given) - 1
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
+    same_weights(model, plain, 1e-2)
+
+
 @pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
 def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
     """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""

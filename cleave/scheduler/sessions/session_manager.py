@@ -448,6 +448,10 @@ class SessionManager:
         """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
+    def begin_snapshot(self, work: StepWork, position: int, now_s: float) -> list[ForRuntime]:
+        """Begin to fetch the trained state after the last step; see `StageRuns`."""
+        return self._carry_out(self.stages.begin_snapshot(work, position), now_s)
+
     def update(self, scalars: Sequence[StageArray], now_s: float) -> list[ForRuntime]:
         """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
         return self._carry_out(self.stages.update(scalars), now_s)
@@ -487,7 +491,8 @@ class SessionManager:
                             self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
-                    told = TellStep(replace(result, used=self.stages.used(now_s)), work)
+                    used, snapshot = self.stages.used(now_s), self.stages.finished_snapshot()
+                    told = TellStep(replace(result, used=used, snapshot=snapshot), work)
                     done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]

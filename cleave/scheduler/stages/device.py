@@ -45,6 +45,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 _PIECE_BYTES = 8 * 2**20  # maximum size of the rows of a sum in one message
 _AWAITED_BYTES = 16 * 2**20  # maximum size of sums in flight; a device stores them twice
+_SNAPSHOT_BYTES: Final = 256 * 2**10  # size of a piece, which delays activations on a slow uplink
 _REPLAYED: Final = 2  # logged micro-batches in flight
 _FP32 = 4
 STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
@@ -85,6 +86,7 @@ class StageDevice:
         self._asked: dict[int, SendStage] = {}  # key: run of an order in flight
         self._careful_bytes: int | None = None  # in careful mode, the device's total memory
         self._done = 0  # consecutive completed orders
+        self._snapshot: dict[StageArray, int] = {}  # wire IDs of state that is being returned
 
     # --- micro-batch passes ---
 
@@ -288,7 +290,8 @@ class StageDevice:
             found = self._run(request, resident.update, feed, made, flops)
             for key, array in state.items():
                 self._sent[array] = found[names.updated(key)]
-            self.drop([*old.values(), gradient])
+            kept = self._snapshot.values()
+            self.drop([*(id for id in old.values() if id not in kept), gradient])
         request.sums.clear()
         for each in scalars:
             self._forget(each)
@@ -304,6 +307,35 @@ class StageDevice:
     def holds_state(self, stage: PlannedStage) -> bool:
         """Return whether the trained state of a stage's layers is on the device."""
         return all(array in self._sent for array in self._resident.arrays_of(stage))
+
+    def begin_snapshot(self, request: StageRequest, stage: PlannedStage) -> None:
+        """Keep the present trained state of a stage until `request` has returned it."""
+        for array in self._resident.arrays_of(stage):
+            id = self._snapshot[array] = self._sent[array]
+            request.rest += _pieces((array,), id, array.rows, array.columns, _SNAPSHOT_BYTES)
+
+    def more_of_snapshot(self, request: StageRequest) -> None:
+        """Request the next piece of a snapshot."""
+        one = request.rest.popleft()
+        self._fetch(request, one.name, one.array, one.first, one.rows, one.columns, "fp32")
+
+    def end_of_piece(self, request: StageRequest, array: StageArray) -> None:
+        """Drop an array of a snapshot if it has been returned and is no longer in use."""
+        if request.rest and request.rest[0].name[0] is array:
+            return
+        id = self._snapshot.pop(array)
+        if self._sent.get(array) != id:
+            self.drop([id])
+
+    def end_snapshot(self) -> None:
+        """Drop what is only kept for a snapshot."""
+        held, self._snapshot = self._snapshot, {}
+        self.drop([id for array, id in held.items() if self._sent.get(array) != id])
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the device has answered all orders."""
+        return not self._asked
 
     def drop_state(self, *states: Iterable[StageArray]) -> None:
         """Drop the trained state of stages."""
@@ -408,8 +440,14 @@ class StageDevice:
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
         """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
         self._asked = {}
-        self._out = deque(sent for sent in self._out if sent.task is None)
-        keep = {self._sent[w] for w in wanted if w in self._sent}
+        kept = self._snapshot.values()
+        self._out = deque(
+            sent
+            for sent in self._out
+            if sent.task is None
+            or (isinstance(sent.message, messages.Fetch) and sent.message.array in kept)
+        )
+        keep = {self._sent[w] for w in wanted if w in self._sent} | {*self._snapshot.values()}
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
         self.drop([id for id in self._sizes if id not in keep])
 
@@ -626,9 +664,11 @@ class StageDevice:
             self._send(messages.Drop(ids))
 
 
-def _pieces(key: tuple[Any, ...], array: int, rows: int, columns: int) -> Iterator[RowsPiece]:
+def _pieces(
+    key: tuple[Any, ...], array: int, rows: int, columns: int, nbytes: int = _PIECE_BYTES
+) -> Iterator[RowsPiece]:
     """Divide an array into blocks of rows. Each block's name is `key` and its first row."""
-    step = max(1, _PIECE_BYTES // (_FP32 * columns))
+    step = max(1, nbytes // (_FP32 * columns))
     for first in range(0, rows, step):
         yield RowsPiece((*key, first), array, first, min(step, rows - first), columns)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.resident import Snapshot
 from cleave.scheduler.stages.usual_sizes import Place
 
 
@@ -186,6 +187,7 @@ class StepResult:
     used: Sequence[DeviceUse] = ()
     # the trained state that devices returned, by array and first row; see `Resident.fetches`
     state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
+    snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
@@ -53,6 +53,19 @@ class LoggedStep:
     x: Sequence[Mapping[int, StageArray]]
     dy: Sequence[Mapping[int, StageArray]]
     scalars: Sequence[StageArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The trained state of all layers after a step.
+
+    Attributes:
+        position: number of all updates until then, as the training thread counts them.
+        state: rows of each weight and moment, by array and first row.
+    """
+
+    position: int
+    state: Mapping[tuple[StageArray, int], Any]
 
 
 @dataclass(frozen=True, slots=True)

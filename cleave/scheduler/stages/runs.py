@@ -20,6 +20,8 @@ from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import TIMELINE_PARTS, DeviceUse
+from cleave.scheduler.stages.resident import Snapshot
+from cleave.scheduler.stages.snapshots import SnapshotRun
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
 from cleave.scheduler.stages.usual_sizes import UsualSizes
@@ -70,6 +72,7 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
+        self._snapshot: SnapshotRun | None = None
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
@@ -170,6 +173,7 @@ class StageRuns:
                 self._before[device].downlink_bytes = nbytes
         self._before_renewal = {}
         self._began_s, self._computed = now_s, {}
+        out = self._abandon_snapshot() if work.resident and work.resident.fetches else []
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
@@ -184,16 +188,51 @@ class StageRuns:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
-        return self._step.begin()
+        return out + self._step.begin()
 
-    def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
-        """Return a stage with the one device that holds its trained state, if there is one."""
+    def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
+        """Begin to fetch the trained state after the last step.
+
+        Do nothing if an earlier snapshot is not finished, or a device with trained state has left.
+
+        Args:
+            work: the last step.
+            position: number of all updates until then.
+        """
+        if self._snapshot is not None:
+            return []
+        holders = {n: self._holder(work, stage) for n, stage in enumerate(work.planned)}
+        found = {number: store for number, store in holders.items() if store is not None}
+        if len(found) < len(holders):
+            return []
+        self._snapshot = SnapshotRun(work, position, found)
+        return [*self._snapshot.begin()]
+
+    def finished_snapshot(self) -> Snapshot | None:
+        """Return a finished snapshot once; None if there is none."""
+        found = self._snapshot.finished if self._snapshot is not None else None
+        if found is not None:
+            self._snapshot = None
+        return found
+
+    def _abandon_snapshot(self) -> list[ForSteps]:
+        snapshot, self._snapshot = self._snapshot, None
+        return [*snapshot.abandon()] if snapshot is not None else []
+
+    def _holder(self, work: StepWork, stage: PlannedStage) -> StageDevice | None:
+        """Return the store of an able device that holds a stage's trained state."""
         able = self.able
         for device, store in self._stores.items():
             store.work = work
             if device in able and store.holds_state(stage):
-                return replace(stage, devices=(device,))
-        return replace(stage, devices=stage.devices[:1])
+                return store
+        return None
+
+    def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
+        """Return a stage with the one device that holds its trained state, if there is one."""
+        store = self._holder(work, stage)
+        devices = stage.devices[:1] if store is None else (store.device,)
+        return replace(stage, devices=devices)
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.
@@ -231,7 +270,7 @@ class StageRuns:
     def end(self) -> list[ForSteps]:
         """End the current step and tell devices to drop all arrays for stages."""
         self.withdraw()
-        out: list[ForSteps] = []
+        out = self._abandon_snapshot()
         for store in self._stores.values():
             store.end()
             out += store.take()
@@ -313,27 +352,36 @@ class StageRuns:
             spans.append((begin_s, now_s))
         self.results += isinstance(answer, messages.Result)
         self.flops += flops
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.owns(order):
+            assert isinstance(answer, messages.Result)
+            return [*snapshot.arrived(order, answer.id, answer.payload)]
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):
-            return self._step.computed(order, answer.id)
-        return self._step.fetched(order, answer.id, answer.payload)
+            out = self._step.computed(order, answer.id)
+        else:
+            out = self._step.fetched(order, answer.id, answer.payload)
+        return [*out, *snapshot.more(order.request.device)] if snapshot is not None else out
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Record that a device failed. The device gets no more tasks in this step."""
-        return self._step.failed(device, reason) if self._step is not None else []
+        out = self._abandon_snapshot()
+        return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Repeat a failed order, or all of the device's unfinished passes if necessary."""
-        return self._step.refused(order, run) if self._step is not None else []
+        out = self._abandon_snapshot()
+        return out + self._step.refused(order, run) if self._step is not None else out
 
     def lost(self, device: int) -> list[ForSteps]:
         """Record that a device left or is draining."""
         self._before_renewal.pop(device, None)
+        out = self._abandon_snapshot() if device in self._stores else []
         if self._step is not None:
-            return self._step.lost(device)
+            return out + self._step.lost(device)
         self._stores.pop(device, None)
-        return []
+        return out
 
     def marked(self, device: int) -> list[ForSteps]:
         """Update the step after the operator marked or unmarked a connected device as their own."""

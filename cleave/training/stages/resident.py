@@ -27,7 +27,7 @@ from cleave.graphs.optimizer_graphs import (
 )
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepResult
-from cleave.scheduler.stages.resident import Resident, ResidentParameter
+from cleave.scheduler.stages.resident import Resident, ResidentParameter, Snapshot
 from cleave.scheduler.stages.work import StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
@@ -63,6 +63,8 @@ class ResidentState:
         self._work = work
         self._optimizer = optimizer
         self.log = StepLog(folder)
+        self._position = self.snapshot_begun = 0
+        self.interval = 8
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self._tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
@@ -133,10 +135,23 @@ class ResidentState:
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
         self.log.add(work, self._resident, x, dy, scalars)
 
-    def take(self, result: StepResult) -> None:
-        """Make the fetched state of all layers the new snapshot, and empty the log."""
+    @property
+    def snapshot_is_due(self) -> bool:
+        """Return whether a new snapshot should begin now."""
+        return self.position - self.snapshot_begun >= self.interval
+
+    @property
+    def position(self) -> int:
+        """Return the number of updates until now, since training on devices began."""
+        return self._position + len(self.log.steps)
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Use a new snapshot of all layers, and remove the steps that it contains from the log.
+
+        No step may be running, because devices may be receiving the old snapshot.
+        """
         rows: dict[StageArray, dict[int, Any]] = {}
-        for (array, first), payload in result.state.items():
+        for (array, first), payload in snapshot.state.items():
             rows.setdefault(array, {})[first] = payload
         assert rows.keys() == self._tensors.keys()
         for array, parts in rows.items():
@@ -144,11 +159,12 @@ class ResidentState:
             tensor = self._tensors[array]
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
-        steps = len(self.log.steps)
+        steps = snapshot.position - self._position
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
         self.log.forget(steps)
+        self._position = snapshot.position
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]

@@ -45,7 +45,8 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
-_RESIDENT_ARRAYS: Final = 3  # a weight and two moments
+# A weight and two moments, and those of a snapshot that the device is returning.
+_RESIDENT_ARRAYS: Final = 6
 _MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
 # A larger array is sent in parts of this size, so that other messages can be sent in between.
 _PART_BYTES: Final = 64 * 2**20

@@ -35,6 +35,7 @@ from cleave.scheduler.stages.outcomes import (
     Suspect,
     UpdateWanted,
 )
+from cleave.scheduler.stages.resident import Snapshot
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
@@ -307,7 +308,8 @@ class StagedModel:
             return
         assert self._step_work is not None
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
-        self.resident.take(self._end_of_step())
+        state = self._end_of_step().state
+        self.resident.take(Snapshot(self.resident.position, state))
         self._log_plan = None
 
     def _squares(self) -> float:
@@ -325,6 +327,11 @@ class StagedModel:
         self.used = result.used
         self.resident.add(self._step_work, result, scalars)
         self._log_plan = self._step_plan
+        if result.snapshot is not None:
+            self.resident.take(result.snapshot)
+        if self.resident.snapshot_is_due:
+            self.runtime.begin_snapshot(self._step_work, self.resident.position)
+            self.resident.snapshot_begun = self.resident.position
 
     def _end_of_step(self) -> StepResult:
         """Wait for the end of a step that needs nothing more from the PS."""

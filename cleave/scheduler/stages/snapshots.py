@@ -1,0 +1,78 @@
+"""Fetches a snapshot of trained state from devices while they work on later steps.
+
+Devices do not overwrite state: an update makes new arrays. So a snapshot is the set of arrays after
+one step, which a device keeps until it has returned them, in small pieces between its other work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cleave.scheduler.instructions import SendStage
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.resident import Snapshot
+from cleave.scheduler.stages.work import RequestKind, StageOrder, StageRequest, StepWork
+
+
+class SnapshotRun:
+    """The snapshot of the state after one step.
+
+    Args:
+        work: that step.
+        position: number of updates before the snapshot; see `Snapshot`.
+        holders: for each stage, the device that holds its state.
+    """
+
+    def __init__(self, work: StepWork, position: int, holders: Mapping[int, StageDevice]) -> None:
+        self._position = position
+        self._stores = {store.device: store for store in holders.values()}
+        self._requests: dict[int, StageRequest] = {}
+        for number, store in holders.items():
+            plan = work.planned[number]
+            request = self._requests.setdefault(
+                store.device, StageRequest(RequestKind.STATE, number, plan, -1, store.device)
+            )
+            store.begin_snapshot(request, plan)
+
+    def owns(self, order: StageOrder) -> bool:
+        """Return whether an order is part of this snapshot."""
+        return self._requests.get(order.request.device) is order.request
+
+    def more(self, device: int) -> list[SendStage]:
+        """Request a device's next piece, unless a piece is on its way."""
+        request, store = self._requests.get(device), self._stores.get(device)
+        if request is None or store is None or request.answers or not request.rest:
+            return []
+        store.more_of_snapshot(request)
+        return store.take()
+
+    def begin(self) -> list[SendStage]:
+        """Request the first piece of each device."""
+        return [sent for device in self._requests for sent in self.more(device)]
+
+    def arrived(self, order: StageOrder, run: int, payload: Any) -> list[SendStage]:
+        """Record a piece. Request the next one if the device has nothing else to do."""
+        request, store = order.request, self._stores[order.request.device]
+        request.answers.pop(run, None)
+        request.found[order.name] = payload
+        store.answered(run)
+        store.end_of_piece(request, order.name[0])
+        out = store.take()
+        return out + (self.more(request.device) if store.is_idle else [])
+
+    @property
+    def finished(self) -> Snapshot | None:
+        """Return the snapshot; None if pieces are missing."""
+        if any(request.rest or request.answers for request in self._requests.values()):
+            return None
+        found = {k: v for request in self._requests.values() for k, v in request.found.items()}
+        return Snapshot(self._position, found)
+
+    def abandon(self) -> list[SendStage]:
+        """Let devices drop what they only keep for the snapshot."""
+        out: list[SendStage] = []
+        for store in self._stores.values():
+            store.end_snapshot()
+            out += store.take()
+        return out
