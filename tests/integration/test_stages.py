@@ -361,3 +361,50 @@ def test_a_device_says_what_runs_its_graphs(runner: str, named: str) -> None:
     assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
     assert said.startswith(f"{named} runs graphs at ")
     assert "GFLOP/s; in its self-test it is off by" in said
+
+
+def update(message: Message) -> bool:
+    """Say whether a device is asked to update a weight: with two moments, to three new arrays."""
+    return isinstance(message, messages.RunGraph) and (
+        len(message.inputs) == 5 and len(message.outputs) == 3
+    )
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param(update, id="update"),
+        pytest.param(backward, id="backward", marks=pytest.mark.nightly),
+        pytest.param(upload, id="snapshot", marks=pytest.mark.nightly),
+    ],
+)
+def test_killed_devices_with_the_weights_cost_no_exactness(
+    when: Callable[[Message], bool],
+    tmp_path: Path,
+    corpus_file: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
+) -> None:
+    """They are killed in the middle; later, the run resumes with its state on the server."""
+    job = replace(stages_job(corpus_file, 6), schedule="constant", warmup_steps=1)
+    plain = replace(job, method="local", checkpoint_every=2)
+    ours = replace(plain, method="stages", state="devices", steps=4, eval_every=2)
+    found: list[Record] = []
+    run = RunFolder(tmp_path / "run")
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda _: server.url, 2) as processes,
+    ):
+        strikes = Strikes(server, processes, when)
+
+        def report(record: Record) -> None:
+            found.append(record)
+            if isinstance(record, StepRecord) and record.step in (1, 3):
+                strikes.arm()
+
+        server.fleet.wait_for(2, WAIT_S)
+        train(ours, run, TrainContext(server.fleet, report))
+        resumed = replace(ours, state="server", steps=6)
+        train(resumed, run, TrainContext(server.fleet, found.append), resume=True)
+    assert strikes.struck == 2
+    losses = [record.loss for record in found if isinstance(record, StepRecord)]
+    assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
