@@ -164,7 +164,8 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
             logged.append(len(state.log.steps))
         run.staged.sync()
         check_state(fleet.runtime.manager)
-    assert max(logged) < len(given) - 1
+    if not after:
+        assert max(logged) < len(given) - 1
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
     same_weights(model, plain, 1e-2)
 

@@ -63,7 +63,7 @@ class ResidentState:
         self._work = work
         self._optimizer = optimizer
         self.log = StepLog(folder)
-        self._position = self.snapshot_begun = 0
+        self._position = 0  # number of updates before the snapshot
         self.interval = 8
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self._tensors: dict[StageArray, Tensor] = {}
@@ -137,8 +137,8 @@ class ResidentState:
 
     @property
     def snapshot_is_due(self) -> bool:
-        """Return whether a new snapshot should begin now."""
-        return self.position - self.snapshot_begun >= self.interval
+        """Return whether a new snapshot should begin now, unless one is under way."""
+        return len(self.log.steps) >= self.interval
 
     @property
     def position(self) -> int:

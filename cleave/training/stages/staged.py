@@ -331,7 +331,6 @@ class StagedModel:
             self.resident.take(result.snapshot)
         if self.resident.snapshot_is_due:
             self.runtime.begin_snapshot(self._step_work, self.resident.position)
-            self.resident.snapshot_begun = self.resident.position
 
     def _end_of_step(self) -> StepResult:
         """Wait for the end of a step that needs nothing more from the PS."""
