@@ -10,7 +10,9 @@ from cleave.fleet.own_device import offered_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates, StepGemm
-from cleave.planner.stages.model import PsCompute
+from cleave.planner.stages.model import PsCompute, StagePlanner
+from cleave.planner.stages.resident import kept_on_devices, plan_resident
+from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
@@ -31,6 +33,7 @@ class PlanQuestion:
         gemms: GEMMs of a training step, which devices compute by tiles.
         devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.
         in_fp32: rates for stages: fp32 throughput, and actual link rates.
+        on_devices: whether stages keep weights and optimizer state on devices.
     """
 
     sizes: StageSizes
@@ -42,6 +45,7 @@ class PlanQuestion:
     devices: list[DeviceRates]
     in_fp32: list[DeviceRates]
     ps: PsCompute
+    on_devices: bool = False
 
     def choose(self, method: Method) -> MethodChoice:
         """Forecast a step without devices and by each method that `method` allows; choose one."""
@@ -64,16 +68,25 @@ class PlanQuestion:
             return None
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         memory_bytes = offered_bytes(forecaster.state_bytes)
-        return forecaster.with_own_device(self.in_fp32, stages, memory_bytes)
+        return forecaster.with_own_device(self.in_fp32, stages, memory_bytes, self._planner)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
         """Forecast a step by stages. If impossible, `Forecast.refused` gives the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
+        if self.on_devices:
+            cut = forecaster.cut
+            forecaster = replace(
+                forecaster, cut=lambda parts: kept_on_devices(cut(parts)), in_parts=None
+            )
         try:
-            return forecaster.by_stages(self.in_fp32)
+            return forecaster.by_stages(self.in_fp32, self._planner)
         except PlanError as error:
             return refused(Method.STAGES, str(error))
+
+    @property
+    def _planner(self) -> StagePlanner:
+        return plan_resident if self.on_devices else plan_stages
 
     def _by_tiles(self, forecaster: StepForecaster) -> Forecast:
         if self.sizes.adapters is not None:

@@ -38,6 +38,9 @@ def plan(
     lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
     method: Annotated[str, Option(help="auto, stages, tiles, or local (no devices).")] = "auto",
+    state: Annotated[
+        str, Option(help="Where stages keep weights and optimizer state: server, or devices.")
+    ] = "server",
     tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
     fused: Annotated[
         bool,
@@ -113,6 +116,8 @@ def plan(
         raise UsageError("--servers compares whole steps; leave out --gemm, --crossing and --plot")
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
+    if state not in ("server", "devices"):
+        raise UsageError(f"--state is {state!r}; use server or devices")
     sharded = memory == "sharded"
     if sharded and not counts:
         raise UsageError("--memory sharded is of several servers; give --servers as well")
@@ -158,6 +163,7 @@ def plan(
         devices,
         in_fp32,
         server_of(sizes, ps_gflops, dtype, ps),
+        on_devices=state == "devices",
     )
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"

@@ -8,11 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.prediction import held_bytes, predict
+
+# A weight and two moments, and those of a snapshot that the device is returning.
+_ARRAYS: Final = 6
+
+
+def kept_on_devices(model: StageModel) -> StageModel:
+    """Return the costs of a model whose layers' weights and optimizer state stay on devices."""
+    layers = [
+        replace(
+            layer,
+            frozen_bytes=layer.frozen_bytes + _ARRAYS * layer.sum_bytes,
+            weight_bytes=0,
+            gradient_bytes=0,
+        )
+        for layer in model.layers
+    ]
+    return replace(model, layers=layers)
 
 
 def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -22,7 +41,7 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     of them is as fast as possible. This is a `StagePlanner`.
 
     Args:
-        model: costs of layers whose weights and optimizer state count as `frozen_bytes`.
+        model: the costs of layers from `kept_on_devices`.
 
     Raises:
         DeviceMemoryError: if the devices have too little memory.

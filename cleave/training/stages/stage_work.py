@@ -30,6 +30,7 @@ from cleave.planner.stages.model import (
     dequantized_bytes,
     working_bytes,
 )
+from cleave.planner.stages.resident import kept_on_devices
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
@@ -45,8 +46,6 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
-# A weight and two moments, and those of a snapshot that the device is returning.
-_RESIDENT_ARRAYS: Final = 6
 _MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
 # A larger array is sent in parts of this size, so that other messages can be sent in between.
 _PART_BYTES: Final = 64 * 2**20
@@ -390,8 +389,6 @@ class ModelWork:
                     part.pieces,
                 )
             )
-        if self.resident:
-            layers = [_resident_cost(layer) for layer in layers]
         head = self._head_cost(gradients)
         inside = {id(t) for held in self._held for t in held.values()}
         outside = (t for t in self._held_by_loss.values() if id(t) not in inside)
@@ -402,10 +399,11 @@ class ModelWork:
         # The loss cannot be sliced if the PS runs layers between the last stage and the loss.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
-        return StageModel(
+        model = StageModel(
             layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios, in_parts, slices,
             here, self._mask_bytes(),
         )  # fmt: skip
+        return kept_on_devices(model) if self.resident else model
 
     def _head_cost(self, gradients: DType) -> LayerCost:
         """Return the cost of the LM head and the loss; all values are 0 without a loss graph."""
@@ -557,12 +555,6 @@ class ModelWork:
         digest.update(payload)  # type: ignore[arg-type]
         key = digest.digest()
         return self._extras.setdefault(key, self._extras_before.get(key, made))
-
-
-def _resident_cost(layer: LayerCost) -> LayerCost:
-    """Return the cost of a layer whose weights and two moments stay on devices in fp32."""
-    held = layer.frozen_bytes + _RESIDENT_ARRAYS * layer.sum_bytes
-    return replace(layer, frozen_bytes=held, weight_bytes=0, gradient_bytes=0)
 
 
 def _floats(matrix: Any) -> StageArray:
