@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from cleave import graph_names as names
-from cleave.arrays import Array
+from cleave.machine.graph_session import Array
 from cleave.machine.onnx_graph import ArrayType, Node, written
 
 _VECTOR: Final = ArrayType(["elements"])

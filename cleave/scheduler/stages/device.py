@@ -21,13 +21,13 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.resident import Resident
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     KeptLayer,
     LayerWork,
     LossWork,
     RequestKind,
+    Resident,
     RowsPiece,
     SliceWork,
     StageGraph,

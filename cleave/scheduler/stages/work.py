@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -17,7 +17,7 @@ from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray, joined
-from cleave.scheduler.stages.resident import LoggedStep, Resident
+from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
@@ -150,6 +150,58 @@ class SliceWork:
     forward_flops: float
     backward_flops: float
     logits_bytes: int = 0  # size of the logits per token, in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """A completed step: all that is needed to repeat the updates of a stage.
+
+    Attributes:
+        work: the step's layers and their arguments.
+        x, dy: for each stage, its inputs and the gradients of its outputs, by micro-batch.
+        scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
+    """
+
+    work: StepWork
+    x: Sequence[Mapping[int, StageArray]]
+    dy: Sequence[Mapping[int, StageArray]]
+    scalars: Sequence[StageArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """The trained state of a step's layers, which stays on devices.
+
+    Attributes:
+        parameters: the trained parameters of all layers.
+        update: graph that updates a parameter; see `cleave.graphs.optimizer_graphs`.
+        squares: graph that adds up squared gradients.
+        log: all steps since the snapshot, oldest first.
+        fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
+        arrays: the weights and moments of all parameters.
+    """
+
+    parameters: Mapping[SumName, ResidentParameter]
+    update: StageGraph
+    squares: StageGraph
+    log: Sequence[LoggedStep] = ()
+    fetches: bool = False
+    arrays: frozenset[StageArray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        held = frozenset(a for one in self.parameters.values() for a in one.arrays)
+        object.__setattr__(self, "arrays", held)
+
+    def of_stage(self, stage: PlannedStage) -> Iterator[tuple[SumName, ResidentParameter]]:
+        """Yield the trained parameters of a stage's layers."""
+        for key, one in self.parameters.items():
+            if stage.first <= key[0] < stage.stop:
+                yield key, one
+
+    def arrays_of(self, stage: PlannedStage) -> Iterator[StageArray]:
+        """Yield the weights and moments of a stage's layers."""
+        for _, one in self.of_stage(stage):
+            yield from one.arrays
 
 
 @dataclass(frozen=True, slots=True)

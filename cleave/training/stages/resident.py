@@ -27,8 +27,8 @@ from cleave.graphs.optimizer_graphs import (
 )
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepResult
-from cleave.scheduler.stages.resident import Resident, ResidentParameter, Snapshot
-from cleave.scheduler.stages.work import StepWork, SumName
+from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
+from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_work import ModelWork

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.resident import LoggedStep, Resident
-from cleave.scheduler.stages.work import StepWork
+from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
 
 _Arrays = Sequence[Mapping[int, StageArray]]  # by stage and micro-batch
 
@@ -51,7 +49,7 @@ class StepLog:
         Raises:
             OSError: if the step cannot be written, for example because the disk is full.
         """
-        size = sum(payload_bytes(a.payload) for each in (*x, *dy) for a in each.values())
+        size = sum(a.nbytes for each in (*x, *dy) for a in each.values())
         if self._folder is not None:
             x, dy = _written(self._folder, x, dy)
         # Only what a device needs to repeat its passes. The first inputs say the dtype.
@@ -84,7 +82,7 @@ def _written(folder: Path, x: _Arrays, dy: _Arrays) -> tuple[_Arrays, _Arrays]:
 
     def moved(array: StageArray) -> StageArray:
         nonlocal at
-        first, at = at, at + payload_bytes(array.payload)
+        first, at = at, at + array.nbytes
         return replace(array, payload=held[first:at])
 
     made = [{batch: moved(array) for batch, array in each.items()} for each in (*x, *dy)]
