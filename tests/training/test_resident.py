@@ -155,7 +155,7 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
         run = Run(model, fleet)
         state = run.staged.resident
         assert state is not None
-        state.interval = 2
+        run.staged.plans.snapshot_interval = lambda _: 2  # type: ignore[assignment, method-assign]
         if after:
             losing(fleet.runtime, after)
         mine, logged = [], []

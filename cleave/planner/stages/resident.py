@@ -7,7 +7,7 @@ The PS computes the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,9 +15,11 @@ from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.snapshots import SnapshotCosts, least_interval
 
 # A weight and two moments, and those of a snapshot that the device is returning.
 _ARRAYS: Final = 6
+_STATE_ARRAYS: Final = 3
 
 
 def kept_on_devices(model: StageModel) -> StageModel:
@@ -95,3 +97,40 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
         if count in best:
             found.append(best[count][1])
     return found
+
+
+def snapshot_interval(
+    model: StageModel,
+    plan: StagePlan,
+    devices: Mapping[int, DeviceRates],
+    between_losses_s: float,
+) -> int:
+    """Return after how many steps devices should return a new snapshot of their state.
+
+    The stage whose snapshot takes longest decides, because a snapshot is of all stages.
+
+    Args:
+        model: the costs of layers from `kept_on_devices`.
+        devices: the devices of the plan, and possibly others, by ID.
+        between_losses_s: mean time in seconds between losses of devices that hold a stage.
+    """
+    tokens = sum(model.tokens)
+    way = tokens * model.width * model.element_bytes  # bytes of a stage's inputs in one step
+    found, snapshot_bytes = 1, 0
+    for stage in plan.stages:
+        device = devices[stage.devices[0]]
+        layers = model.layers[stage.first : stage.stop]
+        state = _STATE_ARRAYS * sum(layer.sum_bytes for layer in layers)
+        snapshot_bytes += state
+        flops_s = tokens * math.fsum(layer.flops for layer in layers) / device.flops_per_s
+        costs = SnapshotCosts(
+            step_s=plan.step_s,
+            upload_s=state / device.uplink_bytes_per_s,
+            idle_s=max(0.0, plan.step_s - 2 * way / device.uplink_bytes_per_s),
+            replay_s=max(flops_s, 2 * way / device.downlink_bytes_per_s),
+            restart_s=state / device.downlink_bytes_per_s,
+            between_losses_s=between_losses_s,
+        )
+        found = max(found, costs.best_interval())
+    crossing = 4 * len(plan.stages) * way
+    return max(found, math.ceil(least_interval(snapshot_bytes, crossing)))

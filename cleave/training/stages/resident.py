@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.step_log import StepLog
 
+_STAYS_S: Final = 3600.0
+_FIRST_INTERVAL: Final = 8  # steps, until a plan says more
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -54,17 +57,29 @@ class ResidentState:
         work: the model's layers, whose parameters are from now on those on devices.
         optimizer: the optimizer whose steps the devices do.
         folder: where the log is; None to keep it in memory.
+        now_s: the time in seconds.
+
+    Attributes:
+        log: the steps since the snapshot.
+        interval: number of steps after which a new snapshot begins.
+        losses: number of times that another device took over a stage.
 
     Raises:
         UsageError: if devices cannot update the layers.
     """
 
-    def __init__(self, work: ModelWork, optimizer: Optimizer, folder: Path | None = None) -> None:
+    def __init__(
+        self, work: ModelWork, optimizer: Optimizer, folder: Path | None, now_s: float
+    ) -> None:
         self._work = work
         self._optimizer = optimizer
         self.log = StepLog(folder)
         self._position = 0  # number of updates before the snapshot
-        self.interval = 8
+        self.interval = _FIRST_INTERVAL
+        self.losses = 0
+        self._began_s = now_s
+        # For each stage of the last step, its first and last layer and its devices.
+        self._holders: dict[tuple[int, int], set[int]] = {}
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self._tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
@@ -134,6 +149,13 @@ class ResidentState:
         """Add a completed step, whose updates all devices have done, to the log."""
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
         self.log.add(work, self._resident, x, dy, scalars)
+        holders = {
+            (one.plan.first, one.plan.stop): {*one.backward_by.values()} for one in result.records
+        }
+        self.losses += sum(
+            not devices <= self._holders.get(stage, devices) for stage, devices in holders.items()
+        )
+        self._holders = holders
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -144,6 +166,14 @@ class ResidentState:
     def position(self) -> int:
         """Return the number of updates until now, since training on devices began."""
         return self._position + len(self.log.steps)
+
+    def between_losses_s(self, now_s: float) -> float:
+        """Return the expected time between losses of devices that hold layers, in seconds.
+
+        Before any loss, a device is expected to stay for an hour.
+        """
+        devices = max(1, len(self._holders))
+        return (now_s - self._began_s + _STAYS_S / devices) / (1 + self.losses)
 
     def take(self, snapshot: Snapshot) -> None:
         """Use a new snapshot of all layers, and remove the steps that it contains from the log.

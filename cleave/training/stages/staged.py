@@ -292,7 +292,7 @@ class StagedModel:
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
         )
-        self.resident = state = ResidentState(self.work, optimizer, folder)
+        self.resident = state = ResidentState(self.work, optimizer, folder, time.monotonic())
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def sync(self) -> None:
@@ -329,6 +329,8 @@ class StagedModel:
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self.resident.take(result.snapshot)
+        between_s = self.resident.between_losses_s(time.monotonic())
+        self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
         if self.resident.snapshot_is_due:
             self.runtime.begin_snapshot(self._step_work, self.resident.position)
 

@@ -1,0 +1,75 @@
+"""Plans of stages whose state stays on devices: each layer on one device that has room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from cleave.errors import DeviceMemoryError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PsCompute, StageModel
+from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
+from cleave.planner.stages.search import plan_stages
+from cleave.workload.registry import find_model
+from cleave.workload.stages import StageSizes
+from tests.examples import examples
+from tests.planner.test_stage_search import check_right, fleets, models
+
+PS = PsCompute(3e11, 0.1)
+
+
+def home(devices: int, memory_bytes: int = 8 * 10**9) -> list[DeviceRates]:
+    """Computers behind 100/20 Mbit/s."""
+    return [
+        DeviceRates(n, 100e6 / 8, 20e6 / 8, 2e11, memory_bytes=memory_bytes) for n in range(devices)
+    ]
+
+
+def cut(tokens: int, parts: int = 4) -> StageModel:
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    return sizes.forecaster(tokens // 512, PS).cut(parts)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(models(), fleets())
+def test_each_layer_is_on_one_device(model: StageModel, fleet: Sequence[DeviceRates]) -> None:
+    kept = kept_on_devices(model)
+    try:
+        plan = plan_resident(kept, fleet, PS)
+    except DeviceMemoryError:
+        return
+    check_right(plan, kept, fleet)
+    assert all(len(stage.devices) == 1 and not stage.loss for stage in plan.stages)
+    assert len({stage.devices for stage in plan.stages}) == len(plan.stages)
+    assert not plan.slices
+
+
+def test_neither_weights_nor_gradients_count() -> None:
+    model, devices = cut(1024, 2), home(4)
+    resident = plan_resident(kept_on_devices(model), devices, PS)
+    usual = plan_stages(model, devices, PS)
+    assert resident.uplink_bytes + resident.downlink_bytes < 0.1 * (
+        usual.uplink_bytes + usual.downlink_bytes
+    )
+    assert resident.step_s < 0.5 * usual.step_s
+
+
+def test_little_memory_needs_more_devices() -> None:
+    model = kept_on_devices(cut(1024, 2))
+    plan = plan_resident(model, home(6, 10**9), PS)
+    assert len(plan.stages) > len(plan_resident(model, home(1), PS).stages) == 1
+    with pytest.raises(DeviceMemoryError, match="connect more devices"):
+        plan_resident(model, home(2, 10**9), PS)
+
+
+def test_snapshots_are_rarer_where_they_are_dear_and_devices_stay() -> None:
+    model, devices = kept_on_devices(cut(8192)), home(4)
+    plan = plan_resident(model, devices, PS)
+    rates = {device.device: device for device in devices}
+    often = snapshot_interval(model, plan, rates, 600.0)
+    assert often <= snapshot_interval(model, plan, rates, 6e5)
+    slow = {d: replace(one, uplink_bytes_per_s=1e6) for d, one in rates.items()}
+    assert often <= snapshot_interval(model, plan, slow, 600.0)
