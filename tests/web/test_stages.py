@@ -65,7 +65,7 @@ def without_isolation(route: Route) -> None:
     route.fulfill(response=response, headers=headers)
 
 
-@pytest.mark.parametrize("way", ["secure", "plain", "gpu"])
+@pytest.mark.parametrize("way", ["secure", "plain", "gpu", "with the state"])
 def test_a_browser_alone_trains_by_stages(
     browser: Browser,
     corpus_file: Path,
@@ -74,8 +74,8 @@ def test_a_browser_alone_trains_by_stages(
     plain_losses: Plain,
     way: str,
 ) -> None:
-    """In two threads behind a certificate that nobody signed, in one without shared memory, and on
-    the GPU, whose ONNX Runtime alone is loaded then."""
+    """In two threads behind a certificate that nobody signed, in one without shared memory, on the
+    GPU, whose ONNX Runtime alone is loaded then, and with weights and optimizer state."""
     expected = plain_losses(stages_job(corpus_file, STEPS))
     loaded: list[str] = []
     secure = server(tmp_path, "--tls", "auto") if way == "secure" else nullcontext(lasting)
@@ -89,13 +89,16 @@ def test_a_browser_alone_trains_by_stages(
         elif way == "plain":
             page.route("**/join", without_isolation)
             page.goto(own_page(place))
-        else:
+        elif way == "gpu":
             page.goto(forced(own_page(place), "webgpu"))
+        else:
+            page.goto(own_page(place))
         assert page.evaluate("crossOriginIsolated") == (way != "plain")
         page.get_by_role("button", name="Start helping").click()
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
         command = (*training_by_stages(corpus_file, STEPS), "--server", place["operator_url"])
-        with started(*command) as (trainer, lines):
+        state = "devices" if way == "with the state" else "server"
+        with started(*command, "--state", state) as (trainer, lines):
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
         page.wait_for_selector("[data-figure=graphs]", timeout=PATIENCE_MS)
@@ -149,8 +152,9 @@ def test_devices_of_every_kind_train_alike_and_none_is_accused(
     assert auditor.counters.faults == 0
 
 
+@pytest.mark.parametrize("state", ["server", "devices"])
 def test_a_closed_tab_costs_its_share_alone(
-    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, state: str
 ) -> None:
     """A browser and a process train together; the tab is closed after the first step."""
     expected = plain_losses(stages_job(corpus_file, STEPS))
@@ -159,7 +163,7 @@ def test_a_closed_tab_costs_its_share_alone(
         command = (*training_by_stages(corpus_file, STEPS), "--server", place["operator_url"])
         with (
             started("join", own_address(place), *DEVICE, cwd=tmp_path) as (_, said),
-            started(*command) as (trainer, lines),
+            started(*command, "--state", state) as (trainer, lines),
         ):
             wait_for_event(said, "ready")
             seen = [wait_for_event(lines, "step")["loss"]]
