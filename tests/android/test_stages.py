@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.traffic import Traffic
 from cleave.server.fleet_server import Server
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from cleave.workload.models.build import build_model
@@ -34,6 +39,7 @@ from tests.integration.processes import (
     own_address,
     printing,
     server,
+    stages_job,
     started,
     training,
     training_job,
@@ -134,6 +140,23 @@ def test_its_losses_are_those_of_plain_pytorch_with_coded_arrays_to_the_bit(
     assert (nothing.down.total, nothing.up.total) == (0, 0)
     assert saved.down.weights > 0
     assert saved.up.gradients > 0
+
+
+@pytest.mark.nightly
+def test_it_keeps_weights_and_optimizer_state(
+    graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
+) -> None:
+    job = stages_job(corpus_file, STEPS)
+    found: list[Record] = []
+    with (
+        cleave.serve(stages_on="any") as listening,
+        device(graph_classes, listening.url, tmp_path / "jvm"),
+    ):
+        listening.fleet.wait_for(1, PATIENCE_S)
+        kept = replace(job, method="stages", state="devices")
+        train(kept, RunFolder(tmp_path / "run"), TrainContext(listening.fleet, found.append))
+    seen = [record.loss for record in found if isinstance(record, StepRecord)]
+    assert seen == pytest.approx(plain_losses(job), rel=1e-4)
 
 
 @pytest.mark.nightly
