@@ -1,9 +1,10 @@
 """Simulate training under churn: resident stages, today's stages, a pipeline with checkpoints.
 
-Every `interval` steps, each holder uploads a snapshot of its stage (parameters and moments), mainly
-while its uplink is idle. When a holder is lost, training waits until the next holder has downloaded
-the snapshot and replayed the logged steps: backward passes only, without pipeline bubbles. A *hot
-spare* of a stage is a device that follows the stage's log, one step behind.
+Every `interval` steps, each holder uploads a snapshot of its stage (parameters and moments) while
+its uplink is idle. When a holder is lost, training waits until the next holder has downloaded the
+snapshot and replayed the logged steps: backward passes only, without pipeline bubbles. A *hot
+spare* of a stage is a device without a stage that follows the stage's log, one step behind. It also
+uploads the stage's snapshots if that is faster.
 
 Between two events, all rates are constant. Events are: a device joins or leaves, a snapshot starts
 or is complete, a device has downloaded a snapshot or has caught up with a stage.
@@ -22,7 +23,7 @@ from typing import Final
 from profiles.availability import Availability
 from simulator.resident import HeldStep, ResidentCosts
 
-_FOLLOWS: Final = 0.9  # share of a step's time for which a device with hot spares may be busy
+_FOLLOWS: Final = 0.9  # share of a step's time for which a hot spare may be busy
 _CLOSE: Final = 1e-6  # seconds or steps that count as nothing
 
 
@@ -31,8 +32,9 @@ class Policy:
     """What protects a run against losses.
 
     Attributes:
-        interval: number of steps between snapshots.
-        spares: number of hot spares of each stage, if devices have the memory and the time.
+        interval: number of steps between snapshots, or more if an upload takes more.
+        spares: number of hot spares of each stage, if devices without a stage have the memory and
+            the time.
         keeps: whether a device that comes back still has the state of its stages, so that it only
             replays the steps that it missed, if the log still has them.
         rollback: whether all holders go back to the last complete checkpoint after a loss, as in a
@@ -190,11 +192,12 @@ class _Run:
             self._holders[stage] = self._present[stage % len(self._present)]
         self._assign()
         while now_s < wall_s:
-            step_s, uploads = self._rates()
+            step_s = self._step.step_s if self._step else math.inf
+            uploads = self._uploads()
             speeds = [self._speed(copy, step_s) for copy in self._copies]
             until_s = min(change[0], wall_s) - now_s
             next_s = [until_s, (self._next_snapshot - self._steps) * step_s]
-            next_s += [left / uploads[n] for n, (_, left) in self._open()]
+            next_s += [left / uploads[n] for n, (_, left) in self._open() if n in uploads]
             next_s += map(self._copy_s, self._copies, speeds, repeat(step_s))
             passed_s = max(0.0, min(next_s))
             self._advance(passed_s, step_s, uploads, speeds)
@@ -215,27 +218,17 @@ class _Run:
         """Return each stage whose snapshot is under way, with the snapshot's step and rest."""
         return [(n, sending) for n, sending in enumerate(self._sending) if sending is not None]
 
-    def _rates(self) -> tuple[float, dict[int, float]]:
-        """Return the time of a step (infinite while training waits), and the rates of uploads.
-
-        The rate of an upload is its uplink time per second.
-        """
-        held, exposed_s = self._step, 0.0
+    def _uploads(self) -> dict[int, float]:
+        """Return the rate of each upload: uplink time per second. Uploads never delay a step."""
+        held = self._step
         if held is None:
-            return math.inf, {n: 1 / self._holders.count(self._holders[n]) for n, _ in self._open()}
-        rates = {}
-        for stage, _ in self._open():
-            holder = self._holders[stage]
-            assert holder is not None
-            free_s = held.idle_s[stage]
-            for copy in self._copies:  # the uplink of a device without a stage is idle
-                if copy.stage == stage and self._current(copy) and not self._held(copy.device):
-                    free_s = max(free_s, held.step_s / len(self._copies_on(copy.device)))
-            needed_s = self._costs.upload_s(stage, holder) / self._policy.interval
-            exposed_s = max(exposed_s, needed_s - free_s)
-            rates[stage] = max(free_s, needed_s)
-        step_s = held.step_s + exposed_s
-        return step_s, {stage: rate / step_s for stage, rate in rates.items()}
+            return {n: 1 / self._holders.count(self._holders[n]) for n, _ in self._open()}
+        idle_s = {stage: held.idle_s[stage] for stage, _ in self._open()}
+        for copy in self._copies:  # the uplink of a hot spare is idle
+            if copy.stage in idle_s and self._current(copy):
+                spare_s = held.step_s / len(self._copies_on(copy.device))
+                idle_s[copy.stage] = max(idle_s[copy.stage], spare_s)
+        return {stage: each_s / held.step_s for stage, each_s in idle_s.items() if each_s > 0}
 
     def _held(self, device: int) -> list[int]:
         return [n for n, holder in enumerate(self._holders) if holder == device]
@@ -306,19 +299,18 @@ class _Run:
                 self._sending[stage] = math.floor(self._steps + _CLOSE), upload_s
         for copy in list(self._copies):
             holder = self._holders[copy.stage]
-            relieves = holder is not None and len(self._held(holder)) > 1
-            relieves = relieves and not self._held(copy.device) and self._current(copy)
+            shared = holder is not None and len(self._held(holder)) > 1
+            relieves = shared and not self._held(copy.device) and self._current(copy)
             whole = copy.left_s <= 0 and copy.position >= self._steps - _CLOSE
             if copy in self._copies and ((copy.taking and whole) or relieves):
                 self._take(copy)
 
     def _take(self, copy: _Copy) -> None:
-        """Make a copy's device the holder. It stops following what it has no time or memory for."""
+        """Make a copy's device the holder. It stops following stages."""
         self._holders[copy.stage] = copy.device
         self._copies.remove(copy)
-        for other in self._copies_on(copy.device):
-            if not other.taking and not self._able(copy.device):
-                self._copies.remove(other)
+        mine = [other for other in self._copies_on(copy.device) if not other.taking]
+        self._copies = [other for other in self._copies if other not in mine]
 
     def _changed(self, device: int, *, joins: bool) -> None:
         if joins:
@@ -387,12 +379,7 @@ class _Run:
         for stage in self._stages:
             if self._holders[stage] is None and stage not in taken:
                 copies = [copy for copy in self._copies if copy.stage == stage]
-                # A device with two stages halves the speed until another one has caught up.
-                copy = min(
-                    copies,
-                    key=lambda c: self._behind_s(c) * (1 + len(self._held(c.device))),
-                    default=None,
-                )
+                copy = min(copies, key=self._behind_s, default=None)
                 copy = copy or self._start(stage, self._next_holder(stage))
                 if copy is not None:
                     copy.taking = True
@@ -406,7 +393,7 @@ class _Run:
                 shared = held.count(held[stage]) > 1
                 on = {copy.device for copy in self._copies if copy.stage == stage}
                 if len(on) <= number and (shared or self._policy.spares):
-                    self._start(stage, self._spare(stage, on | {held[stage]}))
+                    self._start(stage, self._spare(stage, on, self._step.step_s))
 
     def _copy(self, stage: int, device: int) -> _Copy:
         """Return the copy with which a device begins: what it kept, or the last snapshot."""
@@ -433,22 +420,15 @@ class _Run:
         behind = {d: self._behind_s(self._copy(stage, d)) for d in able}
         return min(able, key=lambda d: (len(load(d)), behind[d]), default=None)
 
-    def _spare(self, stage: int, besides: Set[int]) -> int | None:
-        """Return the device that follows one more stage: it is not busy or has an old copy."""
-        able = [d for d in self._present if d not in besides and self._able(d, stage)]
-        # Without hot spares, only a device without a stage relieves one with two stages.
-        able = [d for d in able if self._policy.spares or not self._held(d)]
-        load = {d: len(self._held(d)) + len(self._copies_on(d)) for d in able}
-        behind = {d: self._behind_s(self._copy(stage, d)) for d in able}
-        return min(able, key=lambda d: load[d] * self._step_s() + behind[d], default=None)
+    def _spare(self, stage: int, besides: Set[int], step_s: float) -> int | None:
+        """Return the device without a stage that can follow one more stage, or None."""
 
-    def _able(self, device: int, *more: int) -> bool:
-        """Return True if a device has time and memory for its stages and copies, and for `more`."""
-        held = self._held(device)
-        followed = [*(copy.stage for copy in self._copies_on(device)), *more]
-        busy_s = sum(self._costs.replay_s(n, device) for n in followed)
-        busy_s += sum(self._costs.compute_s(n, device) for n in held)
-        return busy_s <= _FOLLOWS * self._step_s() and self._costs.fits(device, [*held, *followed])
+        def able(device: int) -> bool:
+            followed = [*(copy.stage for copy in self._copies_on(device)), stage]
+            busy_s = sum(self._costs.replay_s(n, device) for n in followed)
+            return busy_s <= _FOLLOWS * step_s and self._costs.fits(device, followed)
 
-    def _step_s(self) -> float:
-        return self._step.step_s if self._step else math.inf
+        idle = [d for d in self._present if d not in besides and not self._held(d) and able(d)]
+        behind = {d: self._behind_s(self._copy(stage, d)) for d in idle}
+        load = {d: len(self._copies_on(d)) * step_s for d in idle}
+        return min(idle, key=lambda d: load[d] + behind[d], default=None)

@@ -156,11 +156,6 @@ class ResidentCosts:
         arrays = 1 if self.stages[stage].loss else 2
         return arrays * sum(self.model.tokens) * self.model.width * self.model.element_bytes
 
-    def compute_s(self, stage: int, device: int) -> float:
-        """Return a device's computing time in seconds for one step of a stage that it holds."""
-        flops = math.fsum(cost.flops for cost in costs_of(self.model, self.stages[stage]))
-        return sum(self.model.tokens) * flops / self.devices[device].flops_per_s
-
     def replay_s(self, stage: int, device: int) -> float:
         """Return the time in seconds to replay a logged step of a stage.
 

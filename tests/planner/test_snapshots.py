@@ -16,23 +16,30 @@ COSTS = SnapshotCosts(
 )
 
 
-def test_an_average_step_by_hand() -> None:
-    # The idle uplink takes a snapshot in 50 steps. In 10 steps, 80 s of each step are exposed.
-    assert COSTS.step_with_losses_s(10) == pytest.approx(100 + 80 + (200 + 30 * 15) / 60)
-    assert COSTS.step_with_losses_s(60) == pytest.approx(100 + (200 + 30 * (30 + 50)) / 60)
-
-
 def test_the_interval_by_hand() -> None:
-    # sqrt(2 / 3 * 1000 * 6000 / (30 * 100)) = 36.5
-    assert COSTS.best_interval() == 37
-    assert replace(COSTS, between_losses_s=math.inf).best_interval() == 50
+    # 25 steps have 25 * 20 s of idle uplink, and wait 25 / 60 times for 200 + 30 * 37.5 s.
+    assert 24 * 20 + 24 / 60 * (200 + 30 * 36) < 1000 < 25 * 20 + 25 / 60 * (200 + 30 * 37.5)
+    assert COSTS.best_interval() == 25
     assert COSTS.best_interval(least=80) == 80
     assert replace(COSTS, upload_s=1e-9).best_interval() == 1
-    assert replace(COSTS, idle_s=0).best_interval() == 37
 
 
-def test_without_losses_and_with_a_long_interval_a_step_is_as_long_as_ever() -> None:
-    assert replace(COSTS, between_losses_s=math.inf).step_with_losses_s(50) == 100
+def test_without_losses_the_idle_uplink_is_the_limit() -> None:
+    never = replace(COSTS, between_losses_s=math.inf)
+    assert never.best_interval() == 50
+    assert never.step_with_losses_s(1) == never.step_s
+
+
+def test_without_an_idle_uplink_it_is_youngs_square_root() -> None:
+    busy = replace(COSTS, idle_s=0, restart_s=0)
+    assert busy.best_interval() == math.ceil(math.sqrt(2 / 3 * 1000 * 6000 / (30 * 100)))
+
+
+def test_an_average_step_by_hand() -> None:
+    # An upload takes d steps: 1000 = d (20 + (200 + 30 (50 + d)) / 60), so d is 17.5.
+    assert COSTS.step_with_losses_s(100) == pytest.approx(
+        100 + (200 + 30 * (50 + 17.51)) / 60, 1e-3
+    )
 
 
 @given(
@@ -47,17 +54,17 @@ def test_no_interval_is_better(
 ) -> None:
     costs = SnapshotCosts(step_s, upload_s, idle * step_s, replay * step_s, 10, between_s)
     found = costs.best_interval()
-    most = max(3 * found, 100)
-    best = min(costs.step_with_losses_s(k) for k in {1, *range(max(1, found - 2), found + 3), most})
+    steps = [costs.step_with_losses_s(k) for k in (1, found, found + 1, 2 * found + 1, 9 * found)]
+    assert steps[1:] == sorted(steps[1:])
     # A whole number of steps costs at most the replay of the part that was rounded.
-    rounded_s = 1.5 * costs.replay_s * step_s / between_s
-    assert costs.step_with_losses_s(found) <= best + rounded_s + 1e-9
+    assert steps[1] <= steps[0] + 1.5 * costs.replay_s * step_s / between_s + 1e-9
 
 
 @given(st.floats(60, 1e6), st.floats(1, 10))
 def test_fewer_losses_never_shorten_the_interval(between_s: float, factor: float) -> None:
     often, seldom = (replace(COSTS, between_losses_s=s) for s in (between_s, between_s * factor))
     assert often.best_interval() <= seldom.best_interval()
+    assert often.step_with_losses_s(30) >= seldom.step_with_losses_s(30)
 
 
 def test_a_tenth_more_traffic() -> None:

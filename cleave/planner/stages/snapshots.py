@@ -15,17 +15,21 @@ from dataclasses import dataclass
 class SnapshotCosts:
     """The costs, in seconds, that determine the snapshot interval of resident stages.
 
-    Snapshots use the uplink while it is idle. If the idle time of an interval is too short, the
-    snapshot takes the rest from the step, which becomes longer.
+    Snapshots never delay a step. They use the uplink while it is idle: in a part of each step, and
+    while training waits for the next holder after a loss.
 
     Attributes:
-        step_s: time of a step without losses and snapshots.
+        step_s: time of a step without losses.
         upload_s: time to upload one snapshot of the largest stage over an otherwise idle uplink.
         idle_s: time per step during which that stage's uplink is idle.
         replay_s: time in which the next holder replays one logged step of the stage.
         restart_s: time per loss that does not depend on the interval: detection and download.
         between_losses_s: mean time between losses that need a replay from a snapshot. A loss that
             a hot spare covers does not count. Infinite if no loss needs a snapshot.
+
+    Example:
+        >>> SnapshotCosts(100, 1000, 20, 30, 200, 6000).best_interval()
+        25
     """
 
     step_s: float
@@ -35,48 +39,51 @@ class SnapshotCosts:
     restart_s: float
     between_losses_s: float
 
-    def step_with_losses_s(self, interval: float) -> float:
-        """Return the average time of a step, including snapshots and recovery from losses.
-
-        The upload of a snapshot takes ``d = min(k, upload / idle)`` of the ``k`` steps of an
-        interval. So at a loss, the last complete snapshot is on average ``k / 2 + d`` steps old:
-
-            T(k) = step + max(0, upload / k - idle)
-                   + step / between_losses * (restart + replay (k / 2 + d))
-
-        Args:
-            interval: number of steps k between snapshots, above zero.
-
-        Returns:
-            Time in seconds. As in Young's model, losses during a recovery are not counted.
-        """
-        uploading = min(interval, self._idle_interval)
-        exposed_s = max(0.0, self.upload_s / interval - self.idle_s)
-        lost_s = self.restart_s + self.replay_s * (interval / 2 + uploading)
-        return self.step_s + exposed_s + self.step_s / self.between_losses_s * lost_s
-
     def best_interval(self, least: float = 1.0) -> int:
-        """Return the interval with the shortest average step, in whole steps.
+        """Return the interval, in whole steps, that makes the average step shortest.
 
-        The optimum of `step_with_losses_s` is the shorter of two intervals:
+        A loss waits for ``w(k) = restart + replay 3 k / 2`` if uploads follow each other without a
+        pause, because the last complete snapshot is then ``k`` to ``2 k`` steps old. The shortest
+        possible interval k uses the whole idle uplink:
 
-            upload / idle                                         the idle uplink is just enough
-            sqrt(2 upload between_losses / (3 replay step))       Young's square root
+            upload = k (idle + step / between_losses * w(k))
 
-        The second one minimizes ``upload / k + step / between_losses * replay * 3 k / 2``. It
-        follows Young (1974), "A first order approximation to the optimum checkpoint interval",
-        with two differences: a snapshot stays open for a whole interval (3/2 instead of 1/2), and
-        a replayed step takes `replay_s` instead of `step_s`.
+        Without losses, this is ``upload / idle``. Without idle uplinks and restarts, it is
+        ``sqrt(2 / 3 upload between_losses / (replay step))``: Young's square root (1974, "A first
+        order approximation to the optimum checkpoint interval") for a snapshot that is open during
+        a whole interval, and for replayed steps that take `replay_s` instead of `step_s`.
 
         Args:
-            least: minimum number of steps, such as the limit of `least_interval`.
+            least: minimum number of steps, such as `least_interval` for a limit on traffic.
         """
-        root = self.upload_s * self.between_losses_s / (self.replay_s * self.step_s)
-        return max(1, math.ceil(max(least, min(self._idle_interval, math.sqrt(2 / 3 * root)))))
+        return max(1, math.ceil(max(least, self._upload_steps(0.0, 1.5))))
 
-    @property
-    def _idle_interval(self) -> float:
-        return self.upload_s / self.idle_s if self.idle_s > 0 else math.inf
+    def step_with_losses_s(self, interval: float) -> float:
+        """Return the average time of a step in seconds, including recovery from losses.
+
+        At a loss, the last complete snapshot is ``k / 2 + d`` steps old on average, where d is the
+        number of steps that an upload takes. Like Young's formula, this is a first approximation:
+        losses during a recovery do not count.
+
+        Args:
+            interval: number of steps k between snapshots. If uploads need more, that counts.
+        """
+        interval = max(interval, self._upload_steps(0.0, 1.5))
+        age = interval / 2 + self._upload_steps(interval / 2, 1.0)
+        lost_s = self.restart_s + self.replay_s * age
+        return self.step_s * (1 + lost_s / self.between_losses_s)
+
+    def _upload_steps(self, age: float, share: float) -> float:
+        """Return the number of steps d of an upload, if a loss replays ``age + share d`` steps.
+
+        It is the positive root of ``d (idle + step / between (restart + replay (age + share d))) =
+        upload``.
+        """
+        losses = self.step_s / self.between_losses_s
+        linear = self.idle_s + losses * (self.restart_s + self.replay_s * age)
+        square = losses * self.replay_s * share
+        divisor = linear + math.sqrt(linear**2 + 4 * square * self.upload_s)
+        return 2 * self.upload_s / divisor if divisor > 0 else math.inf
 
 
 def least_interval(snapshot_bytes: float, boundary_bytes: float, share: float = 0.1) -> float:
