@@ -49,11 +49,9 @@ _TODAY: Final = "today's stages"
 _POLICIES: Final = {
     "pipeline with checkpoints": Policy(1, keeps=True, rollback=True),
     "resident": Policy(1),
-    "resident, 1 hot spare": Policy(1, spares=1),
-    "resident, 2 hot spares": Policy(1, spares=2),
+    "resident, hot spares": Policy(1, hot=True),
     "resident, state kept": Policy(1, keeps=True),
-    "resident, state kept, 1 hot spare": Policy(1, spares=1, keeps=True),
-    "resident, state kept, 2 hot spares": Policy(1, spares=2, keeps=True),
+    "resident, hot spares, state kept": Policy(1, hot=True, keeps=True),
 }
 _TRACES: Final = ("bittorrent-stable", "volunteer", "bittorrent-brief")
 
@@ -168,7 +166,7 @@ def measure(fleet: Fleet, options: argparse.Namespace) -> list[dict[str, Any]]:
                 at = replace(policy, interval=interval)
                 rows.append(of_fleet | row(fleet, name, at, churn, options))
     for share in (0.5, 1.0):
-        for name in ("resident", "resident, 1 hot spare"):
+        for name in ("resident", "resident, hot spares"):
             policy = replace(_POLICIES[name], announced=share)
             churn = churn_of(10, options.devices, options.away)
             each = [

@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final
 
@@ -33,8 +33,8 @@ class Policy:
 
     Attributes:
         interval: number of steps between snapshots, or more if an upload takes more.
-        spares: number of hot spares of each stage, if devices without a stage have the memory and
-            the time.
+        hot: whether each stage has a hot spare, if a device without a stage has the memory and the
+            time.
         keeps: whether a device that comes back still has the state of its stages, so that it only
             replays the steps that it missed, if the log still has them.
         rollback: whether all holders go back to the last complete checkpoint after a loss, as in a
@@ -46,7 +46,7 @@ class Policy:
     """
 
     interval: int
-    spares: int = 0
+    hot: bool = False
     keeps: bool = False
     rollback: bool = False
     detection_s: float = 5.0
@@ -348,13 +348,12 @@ class _Run:
 
     def _resume(self, device: int) -> None:
         """Let a device that is back replace copies that need more time than what it kept."""
-        for stage in self._stages:
-            mine = self._copy(stage, device)
-            slow = [c for c in self._copies if c.stage == stage and not self._current(c)]
-            slow = [c for c in slow if self._behind_s(c) > self._behind_s(mine)]
-            if mine.left_s <= 0 and slow:
-                mine.taking = slow[0].taking
-                self._copies[self._copies.index(slow[0])] = mine
+        for number, copy in enumerate(self._copies):
+            mine = self._copy(copy.stage, device)
+            slower = self._behind_s(copy) > self._behind_s(mine) and not self._current(copy)
+            stages = [copy.stage, *(other.stage for other in self._copies_on(device))]
+            if mine.left_s <= 0 and slower and self._costs.fits(device, stages):
+                self._copies[number] = replace(mine, taking=copy.taking)
 
     def _behind_s(self, copy: _Copy) -> float:
         """Return the time in seconds that a copy needs for its download and for replaying."""
@@ -375,12 +374,10 @@ class _Run:
 
     def _assign(self) -> None:
         """Give stages without a holder to devices, and stages to hot spares."""
-        taken = {copy.stage for copy in self._copies if copy.taking}
+        copies = {copy.stage: copy for copy in self._copies}  # a stage has one copy at most
         for stage in self._stages:
-            if self._holders[stage] is None and stage not in taken:
-                copies = [copy for copy in self._copies if copy.stage == stage]
-                copy = min(copies, key=self._behind_s, default=None)
-                copy = copy or self._start(stage, self._next_holder(stage))
+            if self._holders[stage] is None:
+                copy = copies.get(stage) or self._start(stage, self._next_holder(stage))
                 if copy is not None:
                     copy.taking = True
         held = [holder for holder in self._holders if holder is not None]
@@ -388,12 +385,11 @@ class _Run:
         self._step = self._costs.step(held) if whole else None
         if self._step is None:
             return
-        for number in range(max(1, self._policy.spares)):
-            for stage in self._stages:
-                shared = held.count(held[stage]) > 1
-                on = {copy.device for copy in self._copies if copy.stage == stage}
-                if len(on) <= number and (shared or self._policy.spares):
-                    self._start(stage, self._spare(stage, on, self._step.step_s))
+        copied = {copy.stage for copy in self._copies}
+        for stage in self._stages:
+            shared = held.count(held[stage]) > 1
+            if stage not in copied and (shared or self._policy.hot):
+                self._start(stage, self._spare(stage, self._step.step_s))
 
     def _copy(self, stage: int, device: int) -> _Copy:
         """Return the copy with which a device begins: what it kept, or the last snapshot."""
@@ -420,7 +416,7 @@ class _Run:
         behind = {d: self._behind_s(self._copy(stage, d)) for d in able}
         return min(able, key=lambda d: (len(load(d)), behind[d]), default=None)
 
-    def _spare(self, stage: int, besides: Set[int], step_s: float) -> int | None:
+    def _spare(self, stage: int, step_s: float) -> int | None:
         """Return the device without a stage that can follow one more stage, or None."""
 
         def able(device: int) -> bool:
@@ -428,7 +424,7 @@ class _Run:
             busy_s = sum(self._costs.replay_s(n, device) for n in followed)
             return busy_s <= _FOLLOWS * step_s and self._costs.fits(device, followed)
 
-        idle = [d for d in self._present if d not in besides and not self._held(d) and able(d)]
+        idle = [d for d in self._present if not self._held(d) and able(d)]
         behind = {d: self._behind_s(self._copy(stage, d)) for d in idle}
         load = {d: len(self._copies_on(d)) * step_s for d in idle}
         return min(idle, key=lambda d: load[d] + behind[d], default=None)

@@ -34,10 +34,10 @@ def fleet(devices: int = 6, stages: int = 3, memory: float = 12e9) -> ResidentCo
 COSTS = fleet()
 STEP = COSTS.step(range(3))
 assert STEP is not None
-STEP_S = STEP.step_s
+STEP_S, IDLE_S = STEP.step_s, STEP.idle_s
 UPLOADS_S = [COSTS.upload_s(n, n) for n in range(3)]
 # Steps between snapshots that use only idle uplinks.
-ENOUGH = math.ceil(max(up_s / idle_s for up_s, idle_s in zip(UPLOADS_S, STEP.idle_s, strict=True)))
+ENOUGH = math.ceil(max(up_s / idle_s for up_s, idle_s in zip(UPLOADS_S, IDLE_S, strict=True)))
 
 
 def run(policy: Policy, churn: Churn, wall_s: float, costs: ResidentCosts = COSTS) -> ChurnedRun:
@@ -75,7 +75,9 @@ def test_stages_have_all_layers_once(count: int) -> None:
     assert [stage.loss for stage in stages] == [False] * (count - 1) + [True]
 
 
-@pytest.mark.parametrize("policy", [Policy(ENOUGH), Policy(ENOUGH, 2), Policy(ENOUGH, 0, True)])
+@pytest.mark.parametrize(
+    "policy", [Policy(ENOUGH), Policy(ENOUGH, True), Policy(ENOUGH, False, True)]
+)
 def test_without_losses_nothing_is_lost(policy: Policy) -> None:
     found = run(policy, all_there(), DAY_S)
     assert found.effective(STEP_S) == pytest.approx(1, abs=1e-9)
@@ -86,7 +88,7 @@ def test_without_losses_nothing_is_lost(policy: Policy) -> None:
 def test_snapshots_never_delay_steps() -> None:
     found = run(Policy(1), all_there(3), 100 * STEP_S)
     assert found.steps == pytest.approx(100)
-    assert found.uploaded_s == pytest.approx(sum(STEP.idle_s) * 99, rel=0.01)
+    assert found.uploaded_s == pytest.approx(sum(IDLE_S) * 99, rel=0.01)
 
 
 def test_one_loss_by_hand() -> None:
@@ -101,7 +103,7 @@ def test_one_loss_by_hand() -> None:
 
 def test_a_hot_spare_replays_one_step() -> None:
     churn = [*all_there(), (40.5 * STEP_S, 0, False)]
-    found = run(Policy(1000, spares=1), churn, 100 * STEP_S)
+    found = run(Policy(1000, hot=True), churn, 100 * STEP_S)
     assert found.waited_s == pytest.approx(5 + COSTS.replay_s(0, 5), rel=1e-6)
 
 
@@ -113,7 +115,7 @@ def test_a_device_without_a_stage_is_no_loss() -> None:
 
 def test_an_announced_departure_with_a_hot_spare_waits_for_nothing() -> None:
     churn = [*all_there(), (40.5 * STEP_S, 0, False)]
-    assert run(Policy(1000, spares=1, announced=1), churn, 100 * STEP_S).waited_s < 1e-6
+    assert run(Policy(1000, hot=True, announced=1), churn, 100 * STEP_S).waited_s < 1e-6
     # Without a spare, the state is handed over if that is faster than replaying.
     handed = run(Policy(1_000_000, announced=1), [*all_there(), (9e5, 0, False)], 1e6)
     assert handed.waited_s == pytest.approx(UPLOADS_S[0])
@@ -144,7 +146,9 @@ def test_a_rollback_repeats_steps_on_all_devices() -> None:
     assert found.steps == pytest.approx(47.5 - waits_s / STEP_S)
 
 
-@pytest.mark.parametrize("policy", [Policy(ENOUGH), Policy(ENOUGH, 2), Policy(ENOUGH, 2, True)])
+@pytest.mark.parametrize(
+    "policy", [Policy(ENOUGH), Policy(ENOUGH, True), Policy(ENOUGH, True, True)]
+)
 def test_more_frequent_losses_never_help(policy: Policy) -> None:
     found = [effective(policy, minutes) for minutes in (3, 10, 30, 100, 1000)]
     assert found == sorted(found)
@@ -152,8 +156,8 @@ def test_more_frequent_losses_never_help(policy: Policy) -> None:
 
 @pytest.mark.parametrize("minutes", [5, 15, 60])
 def test_hot_spares_and_kept_state_help(minutes: float) -> None:
-    plain, hot = (effective(Policy(ENOUGH, spares), minutes) for spares in (0, 1))
-    kept = effective(Policy(ENOUGH, 1, keeps=True), minutes)
+    plain, hot = (effective(Policy(ENOUGH, hot=h), minutes) for h in (False, True))
+    kept = effective(Policy(ENOUGH, hot=True, keeps=True), minutes)
     back = effective(Policy(ENOUGH, rollback=True), minutes)
     assert back < plain < hot < kept < 1
 
@@ -178,7 +182,7 @@ def test_the_formula_agrees_with_the_simulation_if_losses_are_rare() -> None:
 @settings(max_examples=20)
 @given(
     st.integers(1, 300),
-    st.integers(0, 2),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.sampled_from([0.0, 0.5]),
@@ -187,14 +191,14 @@ def test_the_formula_agrees_with_the_simulation_if_losses_are_rare() -> None:
 )
 def test_a_run_is_bounded(
     interval: int,
-    spares: int,
+    hot: bool,
     keeps: bool,
     rollback: bool,
     announced: float,
     minutes: float,
     seed: int,
 ) -> None:
-    policy = Policy(interval, spares, keeps, rollback, announced=announced)
+    policy = Policy(interval, hot, keeps, rollback, announced=announced)
     found = random_run(policy, minutes, seed, days=0.3)
     assert 0 <= found.effective(STEP_S) <= 1 + 1e-9
     assert 0 <= found.waited_s <= found.wall_s
