@@ -37,7 +37,7 @@ from cleave.workload.stages import StageSizes
 from profiles.availability import Availability, Durations
 from profiles.fleets import of_profile
 from profiles.library import load_availability, load_profile
-from simulator.churn import ChurnedRun, Policy, changes, run_resident, todays_stages
+from simulator.churn import Policy, changes, run_resident, todays_stages
 from simulator.resident import ResidentCosts, even_stages, resident_model
 from simulator.stages import recoveries
 
@@ -70,16 +70,6 @@ class Fleet:
     today_s: Sequence[float]
     lost_s: Sequence[float]
     best_s: float
-    tokens: int
-
-    def run(self, policy: Policy | None, churn: Availability, wall_s: float, seed: int) -> Any:
-        """Return the run of a policy (None: today's stages), and its step without losses."""
-        devices = list(self.costs.devices)
-        events = changes(churn, devices, random.Random(seed))
-        if policy is None:
-            return todays_stages(self.today_s, self.lost_s, events, wall_s), self.today_s[-1]
-        found = run_resident(self.costs, policy, events, wall_s, random.Random(seed))
-        return found, self.best_s
 
 
 def fleet_of(options: argparse.Namespace) -> Fleet:
@@ -112,35 +102,38 @@ def fleet_of(options: argparse.Namespace) -> Fleet:
         today_s.append(found.step_s)
         lost = [sum(parts) for parts in recoveries(*found.stages, devices)]
         lost_s.append(_DETECTION_S + statistics.mean(lost))
-    tokens = options.batch * options.seq
-    return Fleet(every[count], today_s, lost_s, min(steps.values()), tokens)
+    return Fleet(every[count], today_s, lost_s, min(steps.values()))
 
 
-def churn_of(minutes: float, devices: int, away: float) -> Availability:
+def churn_of(minutes: float, options: argparse.Namespace) -> Availability:
     """Return sessions and gaps, in which one of the devices leaves every `minutes` on average."""
-    cycle_s = 60 * minutes * devices
-    return Availability(Durations(cycle_s * (1 - away)), Durations(cycle_s * away))
+    cycle_s = 60 * minutes * options.devices
+    return Availability(Durations(cycle_s * (1 - options.away)), Durations(cycle_s * options.away))
 
 
 def row(
     fleet: Fleet, name: str, policy: Policy | None, churn: Availability, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the means of the runs of a policy over all seeds."""
-    wall_s = options.days * 86_400.0
-    runs = [fleet.run(policy, churn, wall_s, seed) for seed in range(options.seeds)]
-    found: list[ChurnedRun] = [run for run, _ in runs]
-    effective = [run.effective(step_s) for run, step_s in runs]
-    log_bytes = sum(map(fleet.costs.logged_bytes, range(len(fleet.costs.stages))))
-    ratio = fleet.costs.model.coded_ratio
+    """Return the means of the runs of a policy (None: today's stages) over all seeds."""
+    wall_s, costs = options.days * 86_400.0, fleet.costs
+    runs = []
+    for seed in range(options.seeds):
+        events = changes(churn, list(costs.devices), random.Random(seed))
+        if policy is None:
+            runs.append(todays_stages(fleet.today_s, fleet.lost_s, events, wall_s))
+        else:
+            runs.append(run_resident(costs, policy, events, wall_s, random.Random(seed)))
+    step_s = fleet.best_s if policy else fleet.today_s[-1]
+    log_bytes = sum(map(costs.logged_bytes, range(len(costs.stages)))) * costs.model.coded_ratio
+    tokens = options.batch * options.seq
     return {
         "method": name,
         "interval": policy.interval if policy else None,
-        "effective": statistics.mean(effective),
-        "least": min(effective),
-        "tokens_per_s": statistics.mean(run.steps * fleet.tokens / run.wall_s for run in found),
-        "waited": statistics.mean(run.waited_s / run.wall_s for run in found),
-        "losses_per_hour": statistics.mean(3600 * run.losses / run.wall_s for run in found),
-        "log_gb": max(run.longest_log for run in found) * log_bytes * ratio / 1e9,
+        "effective": statistics.mean(run.effective(step_s) for run in runs),
+        "least": min(run.effective(step_s) for run in runs),
+        "tokens_per_s": statistics.mean(run.steps * tokens / wall_s for run in runs),
+        "waited": statistics.mean(run.waited_s / wall_s for run in runs),
+        "log_gb": max(run.longest_log for run in runs) * log_bytes / 1e9,
     }
 
 
@@ -150,56 +143,47 @@ def best(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(fleet: Fleet, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return all rows: losses every few minutes, real traces, and announced departures."""
-    churns = {
-        f"{minutes:g} min": churn_of(minutes, options.devices, options.away)
-        for minutes in options.minutes
-    }
-    churns |= {name: load_availability(name).availability for name in _TRACES}
+    """Return all rows: departures every few minutes, real traces, and announced departures."""
+    churns: list[tuple[str, float | None, Availability]] = [
+        (f"{minutes} min", minutes, churn_of(minutes, options)) for minutes in options.minutes
+    ]
+    churns += [(name, None, load_availability(name).availability) for name in _TRACES]
     rows = []
-    for losses, churn in churns.items():
-        of_fleet = {"losses": losses, "minutes": _minutes(losses)}
+    for losses, minutes, churn in churns:
         progress(f"losses: {losses}")
-        rows.append(of_fleet | row(fleet, _TODAY, None, churn, options))
+        rows.append(
+            {"losses": losses, "minutes": minutes} | row(fleet, _TODAY, None, churn, options)
+        )
         for name, policy in _POLICIES.items():
             for interval in options.intervals:
-                at = replace(policy, interval=interval)
-                rows.append(of_fleet | row(fleet, name, at, churn, options))
+                found = row(fleet, name, replace(policy, interval=interval), churn, options)
+                rows.append({"losses": losses, "minutes": minutes} | found)
     for share in (0.5, 1.0):
         for name in ("resident", "resident, hot spares"):
             policy = replace(_POLICIES[name], announced=share)
-            churn = churn_of(10, options.devices, options.away)
-            each = [
-                row(fleet, name, replace(policy, interval=n), churn, options)
-                for n in options.intervals
-            ]
-            rows.append({"losses": f"10 min, {share:.0%} announced", "minutes": None} | best(each))
+            found = row(fleet, name, policy, churn_of(10, options), options)
+            rows.append({"losses": f"10 min, {share:.0%} announced", "minutes": None} | found)
     return rows
-
-
-def _minutes(losses: str) -> float | None:
-    return float(losses.removesuffix(" min")) if losses.endswith(" min") else None
 
 
 def rules(
     fleet: Fleet, rows: Sequence[dict[str, Any]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Compare the rule's interval with the best simulated one, without hot spares."""
+    """Compare the rule's interval with the best simulated one, for `resident` stages."""
     found = []
     for minutes in options.minutes:
-        mine = [r for r in rows if r["minutes"] == minutes and r["method"] == "resident"]
         of_holders_s = 60 * minutes * options.devices / len(fleet.costs.stages)
         costs = fleet.costs.rule(_DETECTION_S, of_holders_s)
-        interval = costs.best_interval()
-        churn = churn_of(minutes, options.devices, options.away)
-        by_rule = row(fleet, "resident", Policy(interval), churn, options)
+        policy = Policy(costs.best_interval())
+        by_rule = row(fleet, "resident", policy, churn_of(minutes, options), options)
+        mine = [r for r in rows if r["minutes"] == minutes and r["method"] == "resident"]
         most = best([*mine, by_rule])
         found.append(
             {
                 "minutes": minutes,
-                "rule_interval": interval,
+                "rule_interval": policy.interval,
                 "rule_effective": by_rule["effective"],
-                "formula_effective": fleet.best_s / costs.step_with_losses_s(interval),
+                "formula": fleet.best_s / costs.step_with_losses_s(policy.interval),
                 "best_interval": most["interval"],
                 "best_effective": most["effective"],
             }
@@ -255,8 +239,8 @@ def _report(fleet: Fleet, rows: Sequence[dict[str, Any]], ruled: Sequence[dict[s
               f"{r['tokens_per_s']:8.0f} {r['waited']:6.2f} {r['log_gb']:6.0f}")  # fmt: skip
     print("\ninterval by the rule and the best one, without hot spares and kept state")
     for r in ruled:
-        print(f"{r['minutes']:g} min: rule {r['rule_interval']} steps, {r['rule_effective']:.3f} "
-              f"(formula {r['formula_effective']:.3f}); best {r['best_interval']} steps, "
+        print(f"{r['minutes']} min: rule {r['rule_interval']} steps, {r['rule_effective']:.3f} "
+              f"(formula {r['formula']:.3f}); best {r['best_interval']} steps, "
               f"{r['best_effective']:.3f}")  # fmt: skip
 
 

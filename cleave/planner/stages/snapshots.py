@@ -62,16 +62,20 @@ class SnapshotCosts:
         """Return the average time of a step in seconds, including recovery from losses.
 
         At a loss, the last complete snapshot is ``k / 2 + d`` steps old on average, where d is the
-        number of steps that an upload takes. Like Young's formula, this is a first approximation:
-        losses during a recovery do not count.
+        number of steps that an upload takes. The time is exact if recoveries do not overlap:
+
+            T(k) = step / (1 - (restart + replay (k / 2 + d)) / between_losses)
 
         Args:
             interval: number of steps k between snapshots. If uploads need more, that counts.
+
+        Returns:
+            Time in seconds; infinite if losses are more frequent than recoveries end.
         """
         interval = max(interval, self._upload_steps(0.0, 1.5))
         age = interval / 2 + self._upload_steps(interval / 2, 1.0)
-        lost_s = self.restart_s + self.replay_s * age
-        return self.step_s * (1 + lost_s / self.between_losses_s)
+        lost = (self.restart_s + self.replay_s * age) / self.between_losses_s
+        return self.step_s / (1 - lost) if lost < 1 else math.inf
 
     def _upload_steps(self, age: float, share: float) -> float:
         """Return the number of steps d of an upload, if a loss replays ``age + share d`` steps.
