@@ -1,0 +1,226 @@
+"""Training under churn: resident stages, today's stages and a pipeline with checkpoints."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.planner.stages.model import PsCompute
+from cleave.workload.registry import find_model
+from profiles.availability import Availability, Durations
+from simulator.churn import ChurnedRun, Policy, changes, run_resident, todays_stages
+from simulator.resident import ResidentCosts, even_stages, resident_model
+from tests.simulator.conditions import alike
+
+DAY_S = 86_400.0
+SPEC = find_model("opt-125m")
+MODEL = resident_model(SPEC, 16, 512, 16)
+Churn = Sequence[tuple[float, int, bool]]
+
+
+def fleet(devices: int = 6, stages: int = 3, memory: float = 12e9) -> ResidentCosts:
+    """Stages on equal devices, which send slowly and compute fast."""
+    rates = alike(devices, down=12.5e6, up=2.5e6, flops=1e12, memory=memory, latency_s=0.01)
+    by_id = {device.device: device for device in rates}
+    return ResidentCosts(MODEL, even_stages(MODEL, stages), by_id, PsCompute(5e11, 0.0))
+
+
+COSTS = fleet()
+STEP = COSTS.step(range(3))
+assert STEP is not None
+STEP_S, IDLE_S = STEP.step_s, STEP.idle_s
+UPLOADS_S = [COSTS.upload_s(n, n) for n in range(3)]
+# Steps between snapshots that use only idle uplinks.
+ENOUGH = math.ceil(max(up_s / idle_s for up_s, idle_s in zip(UPLOADS_S, IDLE_S, strict=True)))
+
+
+def run(policy: Policy, churn: Churn, wall_s: float, costs: ResidentCosts = COSTS) -> ChurnedRun:
+    return run_resident(costs, policy, iter(churn), wall_s, random.Random(0))
+
+
+def all_there(devices: int = 6) -> list[tuple[float, int, bool]]:
+    return [(0.0, number, True) for number in range(devices)]
+
+
+def effective(policy: Policy, minutes: float, seeds: int = 6, days: float = 1.0) -> float:
+    """The mean effective training time if one of six devices leaves every few minutes."""
+    return statistics.mean(
+        random_run(policy, minutes, seed, days).effective(STEP_S) for seed in range(seeds)
+    )
+
+
+def random_run(policy: Policy, minutes: float, seed: int, days: float = 1.0) -> ChurnedRun:
+    cycle_s = 60 * minutes * len(COSTS.devices)
+    churn = Availability(Durations(0.9 * cycle_s), Durations(0.1 * cycle_s))
+    events = changes(churn, list(COSTS.devices), random.Random(seed))
+    return run_resident(COSTS, policy, events, days * DAY_S, random.Random(seed))
+
+
+def test_holders_have_16_bytes_per_parameter_and_snapshots_12() -> None:
+    kept = sum(map(COSTS.snapshot_bytes, range(3))) / 12
+    assert kept == pytest.approx(SPEC.parameters, rel=0.02)  # position embeddings are on the PS
+    assert all(cost.sum_bytes % 16 == cost.weight_bytes == 0 for cost in MODEL.layers)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_stages_have_all_layers_once(count: int) -> None:
+    stages = even_stages(MODEL, count)
+    assert [n for s in stages for n in range(s.first, s.stop)] == list(range(12))
+    assert [stage.loss for stage in stages] == [False] * (count - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(ENOUGH), Policy(ENOUGH, True), Policy(ENOUGH, False, True)]
+)
+def test_without_losses_nothing_is_lost(policy: Policy) -> None:
+    found = run(policy, all_there(), DAY_S)
+    assert found.effective(STEP_S) == pytest.approx(1, abs=1e-9)
+    assert (found.losses, found.waited_s) == (0, 0)
+    assert found.longest_log < 2 * ENOUGH + 1
+
+
+def test_snapshots_never_delay_steps() -> None:
+    found = run(Policy(1), all_there(3), 100 * STEP_S)
+    assert found.steps == pytest.approx(100)
+    assert found.uploaded_s == pytest.approx(sum(IDLE_S) * 99, rel=0.01)
+
+
+def test_one_loss_by_hand() -> None:
+    # The first stage is lost before the first snapshot, and another device replays 2.5 steps.
+    churn = [*all_there(), (2.5 * STEP_S, 0, False)]
+    found = run(Policy(1000), churn, 100 * STEP_S)
+    waits_s = 5 + COSTS.download_s(0, 5) + 2.5 * COSTS.replay_s(0, 5)
+    assert found.waited_s == pytest.approx(waits_s)
+    assert found.steps == pytest.approx(100 - waits_s / STEP_S)
+    assert found.losses == 1
+
+
+def test_a_hot_spare_replays_one_step() -> None:
+    churn = [*all_there(), (40.5 * STEP_S, 0, False)]
+    found = run(Policy(1000, hot=True), churn, 100 * STEP_S)
+    assert found.waited_s == pytest.approx(5 + COSTS.replay_s(0, 5), rel=1e-6)
+
+
+def test_a_device_without_a_stage_is_no_loss() -> None:
+    churn = [*all_there(), (40.5 * STEP_S, 5, False)]
+    found = run(Policy(1000), churn, 100 * STEP_S)
+    assert (found.losses, found.waited_s) == (0, 0)
+
+
+def test_an_announced_departure_with_a_hot_spare_waits_for_nothing() -> None:
+    churn = [*all_there(), (40.5 * STEP_S, 0, False)]
+    assert run(Policy(1000, hot=True, announced=1), churn, 100 * STEP_S).waited_s < 1e-6
+    # Without a spare, the state is handed over if that is faster than replaying.
+    handed = run(Policy(1_000_000, announced=1), [*all_there(), (9e5, 0, False)], 1e6)
+    assert handed.waited_s == pytest.approx(UPLOADS_S[0])
+    assert run(Policy(1_000_000), [*all_there(), (9e5, 0, False)], 1e6).waited_s > handed.waited_s
+
+
+def test_what_a_device_kept_needs_no_download() -> None:
+    churn = [*all_there(3), (10.5 * STEP_S, 2, False), (10.5 * STEP_S + 1, 2, True)]
+    costs = fleet(3, memory=1.7e9)  # no device has the memory for another stage and the last one
+    kept, fresh = (run(Policy(1000, keeps=k), churn, 50 * STEP_S, costs) for k in (True, False))
+    assert kept.waited_s == pytest.approx(1 + COSTS.replay_s(2, 2) / 2)
+    replays_s = COSTS.download_s(2, 2) + 10.5 * COSTS.replay_s(2, 2)
+    assert fresh.waited_s == pytest.approx(1 + replays_s)
+
+
+def test_training_waits_while_too_few_devices_have_memory() -> None:
+    churn = [*all_there(3), (10 * STEP_S, 2, False)]
+    found = run(Policy(1000), churn, 50 * STEP_S, fleet(3, memory=1.7e9))
+    assert found.steps == pytest.approx(10)
+    assert run(Policy(1000), churn, 50 * STEP_S).steps > 20  # another device holds two stages
+
+
+def test_a_rollback_repeats_steps_on_all_devices() -> None:
+    churn = [*all_there(), (2.5 * STEP_S, 0, False)]
+    found = run(Policy(1000, rollback=True), churn, 50 * STEP_S)
+    waits_s = 5 + COSTS.download_s(0, 5)
+    assert found.waited_s == pytest.approx(waits_s)
+    assert found.steps == pytest.approx(47.5 - waits_s / STEP_S)
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(ENOUGH), Policy(ENOUGH, True), Policy(ENOUGH, True, True)]
+)
+def test_more_frequent_losses_never_help(policy: Policy) -> None:
+    found = [effective(policy, minutes) for minutes in (3, 10, 30, 100, 1000)]
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("minutes", [5, 15, 60])
+def test_hot_spares_and_kept_state_help(minutes: float) -> None:
+    plain, hot = (effective(Policy(ENOUGH, hot=h), minutes) for h in (False, True))
+    kept = effective(Policy(ENOUGH, hot=True, keeps=True), minutes)
+    back = effective(Policy(ENOUGH, rollback=True), minutes)
+    assert back < plain < hot < kept < 1
+
+
+def test_a_longer_interval_replays_more_and_uploads_less() -> None:
+    runs = [random_run(Policy(k * ENOUGH), 30, seed=1, days=4) for k in (1, 3, 9)]
+    waited = [each.waited_s for each in runs]
+    uploaded = [each.uploaded_s / each.steps for each in runs]
+    assert waited == sorted(waited)
+    assert uploaded == sorted(uploaded, reverse=True)
+
+
+def test_the_formula_agrees_with_the_simulation_if_losses_are_rare() -> None:
+    between_s = 3 * 3600.0
+    # Only holders count: half of the devices have a stage.
+    costs = COSTS.rule(5, between_s * 2)
+    interval = costs.best_interval()
+    found = effective(Policy(interval), between_s / 60, days=20)
+    assert found == pytest.approx(STEP_S / costs.step_with_losses_s(interval), rel=0.05)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 300),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.5]),
+    st.floats(1, 300),
+    st.integers(0, 1000),
+)
+def test_a_run_is_bounded(
+    interval: int,
+    hot: bool,
+    keeps: bool,
+    rollback: bool,
+    announced: float,
+    minutes: float,
+    seed: int,
+) -> None:
+    policy = Policy(interval, hot, keeps, rollback, announced=announced)
+    found = random_run(policy, minutes, seed, days=0.3)
+    assert 0 <= found.effective(STEP_S) <= 1 + 1e-9
+    assert 0 <= found.waited_s <= found.wall_s
+    assert found.steps * STEP_S + found.waited_s <= found.wall_s * (1 + 1e-9)
+    assert found == random_run(policy, minutes, seed, days=0.3)
+
+
+def test_todays_stages_by_hand() -> None:
+    # Two devices: 10 s a step. One is lost after 100 s, which delays by 4 s; then 20 s a step.
+    churn = [(0.0, 0, True), (0.0, 1, True), (100.0, 1, False), (150.0, 1, True)]
+    found = todays_stages((math.inf, 20, 10), (0, 3, 4), iter(churn), 200)
+    assert found.steps == pytest.approx(10 + 46 / 20 + 5)
+    assert found.losses == 1
+    assert todays_stages((math.inf, 20), (0, 3), iter([(0.0, 0, True)]), 200).steps == 10
+
+
+def test_changes_are_in_order_and_alternate() -> None:
+    churn = Availability(Durations(100), Durations(10))
+    events = changes(churn, [3, 4], random.Random(1))
+    found = [next(events) for _ in range(50)]
+    assert found == sorted(found, key=lambda each: each[0])
+    for device in (3, 4):
+        joins = [joined for _, number, joined in found if number == device]
+        assert joins == [n % 2 == 0 for n in range(len(joins))]
+    assert list(changes(Availability(), [1], random.Random(1))) == [(0.0, 1, True)]
