@@ -253,10 +253,14 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> None:
-        """End the step and discard its unfinished requests."""
-        self.ended = True
+        """End the step and discard its unfinished requests.
+
+        Unless the step is complete, devices drop the trained state that it has updated. The log
+        does not contain the step, so this state would be ahead of the log.
+        """
         for device, store in self._stores.items():
-            store.drop_state(*self._unfinished_state(device))
+            store.drop_state(*self._unfinished_state(device), *self._updated_state(device))
+        self.ended = True
         self._requests.clear()
         self._suspects.clear()
 
@@ -653,6 +657,16 @@ class StageStep:
             for request in self._requests
             if request.device == device and request.kind in _CHANGE_STATE
         ]
+
+    def _updated_state(self, device: int) -> list[set[StageArray]]:
+        """Return the trained state that a device has updated in a step that is not complete."""
+        resident = self.work.resident
+        if resident is None or resident.fetches or self.ended:
+            return []
+        if all(stage.has_landed for stage in self._stages):
+            return []
+        updated = (s for s in self._stages if s.has_landed and device in s.devices)
+        return [set(resident.arrays_of(stage.plan)) for stage in updated]
 
     def _ask_resident(self) -> None:
         """Request squared gradients, updates or trained state of stages without passes left."""
