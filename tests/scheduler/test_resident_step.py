@@ -96,9 +96,11 @@ class Training(Trial):
     ) -> StepWork:
         """Return the work of the next step. Layers have the same graphs in all steps."""
         step = len(self.done)
+        self.extra = f"extra {step}"
+        extra = array(self.extra, 8)
         made = step_work(LAYERS, batches, stages, step=step, **changed)
         layers = [
-            replace(first, of_batch=layer.of_batch, extras={"extra": array(f"extra {step}", 8)})
+            replace(first, of_batch=layer.of_batch, extras={"extra": extra})
             for first, layer in zip(self.first.layers, made.layers, strict=True)
         ]
         resident = replace(self.resident, log=tuple(self.log))
@@ -195,8 +197,10 @@ class Training(Trial):
         """Check that devices have nothing but graphs, parameters and arguments of layers."""
         for number, device in self.fleet.devices.items():
             if number in self.stores and not self.stores[number].waits:
-                kinds = {value[0] for value in device.held.values() if isinstance(value, tuple)}
-                assert kinds <= {"updated"}
+                held = device.held.values()
+                assert {value[0] for value in held if isinstance(value, tuple)} <= {"updated"}
+                extras = {value for value in held if str(value).startswith("extra")}
+                assert extras <= {self.extra}
 
     def _take(self, result: StepResult) -> None:
         """Check the fetched state, and make it the snapshot, in the same memory."""
@@ -290,6 +294,8 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
                 training.join(training.newcomer)  # this device has not failed
                 training.finish()
             completed = isinstance(training.fleet.told[-1], StepResult)
+            if training.fleet.devices and rng.random() < trouble:  # between two steps
+                training.fail(rng.choice(list(training.fleet.devices)))
     training.begin_fetch()
     training.join(training.newcomer)
     training.finish()

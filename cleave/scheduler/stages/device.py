@@ -258,11 +258,19 @@ class StageDevice:
             self.work = step.work
             if batch is None:
                 self.update(request, step.scalars)
+                self._forget_logged(step.work, now, request.plan)
             else:
                 request.batch = batch
                 x, dy = step.x[request.stage][batch], step.dy[request.stage][batch]
                 self.backward(request, x, dy)
         self.work = now
+
+    def _forget_logged(self, logged: StepWork, now: StepWork, plan: PlannedStage) -> None:
+        """Drop the arrays and graphs of a logged step, such as masks, that step `now` lacks."""
+        needed = {array for stage in now.planned for array in arrays_of(now, stage)}
+        for array in dict.fromkeys(arrays_of(logged, plan)):
+            if array in self._sent and array not in needed:
+                self._forget(array)
 
     def squares(self, request: StageRequest, sums: Mapping[SumName, int]) -> None:
         """Request the sum of all squared elements of gradient sums."""
@@ -604,7 +612,7 @@ class StageDevice:
             self._send(message, kind=TrafficKind.GRAPHS)
         return id
 
-    def _forget(self, array: StageArray) -> None:
+    def _forget(self, array: StageArray | StageGraph) -> None:
         self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:

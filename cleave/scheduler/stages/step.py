@@ -189,7 +189,8 @@ class StageStep:
         """Record that a device left and that all arrays on the device are lost."""
         self._stores.pop(device, None)
         if self.ended:
-            return []
+            out, self._out = self._out, []
+            return out
         left = [stage for stage in self._stages if device in stage.devices]
         self._lose_work(device)
         for stage in left:
