@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,6 +79,8 @@ def batch_of(x: Any) -> int:
 
 def is_of_step(weight: Any, layer: str, x: Any) -> bool:
     """Return whether a weight has the updates of all steps before that of an activation."""
+    if weight == f"frozen{layer}":
+        return True
     name, updates = history_of(weight)
     return name == f"w{layer}" and len(updates) == batch_of(x) // STEP_BATCHES
 
@@ -99,9 +101,13 @@ def step_work(
     sum_rows: int = SUM_ROWS,
     slices: Sequence[PlannedStage] = (),
     step: int = 0,
+    frozen: Container[int] = (),
     **changed: Any,
 ) -> StepWork:
-    """A step whose layers are symbols, with a loss if the last stage has one, or in slices."""
+    """A step whose layers are symbols, with a loss if the last stage has one, or in slices.
+
+    Layers in `frozen` have no gradients.
+    """
     shape = SumShape(sum_rows, 5)
     mask = names.extra("mask")
     before = step * STEP_BATCHES
@@ -109,17 +115,18 @@ def step_work(
     of_batch = [{mask: masks[mask_of(batch)]} for batch in range(batches)]
     held = []
     for number in range(layers):
-        sums = {"w": shape}
+        sums = {} if number in frozen else {"w": shape}
         inputs = (names.X, names.parameter("w"), mask)
         forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y, names.activation(0)))
-        of_backward = (*inputs, names.DY, names.total("w"))
-        found = (names.DX, names.new_total("w"))
+        of_backward = (*inputs, names.DY, *map(names.total, sums))
+        found = (names.DX, *map(names.new_total, sums))
         backward = StageGraph(f"backward {number}".encode(), of_backward, found)
         from_activations = StageGraph(
             f"from_activations {number}".encode(), (*of_backward, names.activation(0)), found
         )
         made = array_in_parts if number % 2 else array
-        parameters = {names.parameter("w"): made(f"w{number}", 40, WEIGHTS)}
+        name = f"frozen{number}" if number in frozen else f"w{number}"
+        parameters = {names.parameter("w"): made(name, 40, WEIGHTS)}
         held.append(
             LayerWork(
                 forward, backward, parameters, sums, {}, 10, 30,
@@ -163,11 +170,13 @@ def step_work(
 
 
 def resident_of(work: StepWork) -> Resident:
-    """Return the trained state of a step's layers: a weight and a moment of each."""
+    """Return the trained state of a step's layers: a weight and a moment of each that trains."""
     moment = names.moment(0)
     state = names.WEIGHT, moment
     parameters = {}
     for number, layer in enumerate(work.layers):
+        if not layer.sums:
+            continue
         made = array_in_parts if number % 2 else array
         weight = layer.parameters[names.parameter("w")]
         parameters[number, "w"] = ResidentParameter(weight, (made(f"m{number}", 40, WEIGHTS),), 0)
@@ -265,10 +274,10 @@ class SymbolicDevice:
             assert within == ("within", layer, given[0])
             kind = "backward"
         if kind == "backward":
-            x, w, mask, dy, total = given
+            x, w, mask, dy, *totals = given
             assert mask == ("mask", mask_of(batch_of(x)))
             assert is_of_step(w, layer, x)
-            return [("dx", layer, x, dy), (*total, (x, dy))]
+            return [("dx", layer, x, dy), *((*total, (x, dy)) for total in totals)]
         if kind == "squares":
             gradient, total = given
             return [("squares", (*(total[1] if total else ()), *gradient))]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave import graph_names as names
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import KeptBatches, PlannedStage
+from cleave.protocol import messages
+from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
 from cleave.scheduler.stages.resident import LoggedStep, ResidentParameter
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
-from cleave.scheduler.stages.work import RequestKind, StepWork
+from cleave.scheduler.stages.work import RequestKind, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
@@ -56,6 +56,7 @@ class Training(Trial):
 
     Args:
         failing: probability that an order fails.
+        frozen: layers that are not trained.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Training(Trial):
         memory_bytes: int = 2**30,
         rng: random.Random | None = None,
         failing: float = 0.0,
+        frozen: Set[int] = frozenset(),
     ) -> None:
         self.fleet = SymbolicFleet()
         self.failing = failing
@@ -80,7 +82,8 @@ class Training(Trial):
 
         self.runs = Runs(present)
         self.stores = self.runs._stores
-        self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False))
+        self.frozen = frozen
+        self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False), frozen=frozen)
         self.resident = resident_of(self.first)
         self.log: list[LoggedStep] = []
         self.done: list[StepWork] = []  # the works of all completed steps
@@ -91,14 +94,12 @@ class Training(Trial):
     def _device(self) -> SymbolicDevice:
         return SymbolicDevice(fails=lambda: self._draw() < self.failing)
 
-    def step_of(
-        self, stages: list[PlannedStage], batches: int, **changed: Any
-    ) -> StepWork:
+    def step_of(self, stages: list[PlannedStage], batches: int, **changed: Any) -> StepWork:
         """Return the work of the next step. Layers have the same graphs in all steps."""
         step = len(self.done)
         self.extra = f"extra {step}"
         extra = array(self.extra, 8)
-        made = step_work(LAYERS, batches, stages, step=step, **changed)
+        made = step_work(LAYERS, batches, stages, step=step, frozen=self.frozen, **changed)
         layers = [
             replace(first, of_batch=layer.of_batch, extras={"extra": extra})
             for first, layer in zip(self.first.layers, made.layers, strict=True)
@@ -132,7 +133,7 @@ class Training(Trial):
         asked = [outcome for outcome in self.fleet.told if isinstance(outcome, UpdateWanted)]
         assert len(asked) <= 1
         if asked:
-            assert asked[0].squares == LAYERS * len(self.work.x)
+            assert asked[0].squares == len(self.resident.parameters) * len(self.work.x)
             found = {batch: dx.value for batch, dx in asked[0].dx.items()}
             assert found == {b: self._expected(b, self.work)[1][0] for b in found}
             assert len(found) == len(self.work.x)
@@ -269,7 +270,8 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
     trouble = data.draw(st.sampled_from([0.0, 0.003, 0.01, 0.03, 0.1]))
     roomy = data.draw(st.booleans()) or failing > 0.01
     rng = random.Random(data.draw(st.integers(0, 2**32)))
-    training = Training(devices, memory_bytes=2**30 if roomy else 0, rng=rng)
+    frozen = data.draw(st.sets(st.integers(0, LAYERS - 1), max_size=LAYERS - 1))
+    training = Training(devices, memory_bytes=2**30 if roomy else 0, rng=rng, frozen=frozen)
     kept = KeptBatches(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)))
     stages, after = drawn_stages(data, devices)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -302,3 +304,118 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
     training._do(training.runs.end())
     for device in training.fleet.devices.values():
         assert not device.held
+
+
+TWO_STAGES = stages_of([2], [(1,), (2,)], False)
+
+
+def completed(training: Training, batches: int = 2) -> None:
+    """Do a step without disturbances."""
+    training.begin(training.step_of(TWO_STAGES, batches))
+    assert isinstance(training.finish(), StepResult)
+
+
+def fetched(training: Training) -> None:
+    """Fetch and check the state."""
+    training.begin_fetch()
+    assert isinstance(training.finish(), StepResult)
+
+
+def until_asked(training: Training, device: int, kind: RequestKind) -> None:
+    """Let all devices answer until a device's first order is of a kind."""
+    while True:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.wants_update:
+            training.update()
+        waiting = training.fleet.waiting
+        if device in waiting and waiting[device].orders[0][0].request.kind is kind:
+            return
+        training.answer(min(d for d in waiting if d != device or len(waiting) == 1))
+
+
+def test_state_that_a_withdrawn_step_updated_is_not_used() -> None:
+    """Device 1 updated its layers and device 2 did not, so the log lacks the step."""
+    training = Training(2)
+    completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    until_asked(training, 2, RequestKind.UPDATE)
+    while 1 in training.fleet.waiting:
+        training.answer(1)
+    training.withdraw()
+    assert isinstance(training.finish(), StepResult)
+    fetched(training)
+
+
+def test_a_device_that_fails_after_a_step_drops_its_arrays() -> None:
+    training = Training(2)
+    completed(training)
+    training.fail(2)
+    assert not training.fleet.devices[2].held
+    completed(training)
+    fetched(training)
+
+
+def test_arguments_of_logged_steps_do_not_stay_on_devices() -> None:
+    training = Training(2)
+    for _ in range(4):
+        completed(training)
+    training.lose(1)
+    training.join(3)
+    completed(training)  # checks what devices hold
+    assert [value for value in training.fleet.devices[3].sent if str(value).startswith("extra")]
+    fetched(training)
+
+
+def test_a_stage_without_trained_layers_has_nothing_to_update() -> None:
+    training = Training(2, frozen={0, 1})
+    completed(training)
+    training.lose(2)
+    training.join(3)
+    completed(training)
+    fetched(training)
+
+
+def test_a_failed_order_for_squares_costs_no_pass_where_an_order_failed_before() -> None:
+    training = Training(2)
+    completed(training)
+    for store in training.stores.values():
+        store.be_careful(2**30)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    until_asked(training, 1, RequestKind.SQUARES)
+    training.answer(1)
+    training.fleet.devices[1].fails = lambda: True
+    training.answer(1)
+    training.fleet.devices[1].fails = lambda: False
+    assert isinstance(training.finish(), StepResult)
+    assert training.step.repeated == 0
+    fetched(training)
+
+
+def test_squares_and_state_are_no_usual_gradients() -> None:
+    training = Training(2)
+    completed(training)
+    (usual,) = training.runs._usual.values()
+    assert not usual._usual
+
+
+def test_each_message_with_the_snapshot_has_its_own_payload() -> None:
+    """Else the server may send one that it compressed before the snapshot changed."""
+    training = Training(2)
+    store = StageDevice(9, Names(), training.step_of(TWO_STAGES, 1))
+    request = StageRequest(RequestKind.RESTORE, 0, TWO_STAGES[0], -1, 9)
+    payloads: list[Any] = []
+    for _ in range(2):
+        store.restore(request)
+        puts = [sent.message for sent in store.take() if isinstance(sent.message, messages.Put)]
+        payloads += [put.payload for put in puts]
+    assert len({id(payload) for payload in payloads}) == len(payloads) == 2 * 2 * (1 + 2)
+
+
+def test_a_fetch_is_not_done_before_the_state_has_arrived() -> None:
+    training = Training(2)
+    completed(training)
+    training.begin_fetch()
+    assert training.step.tasks() == (0, 2)
+    training.finish()
+    assert training.step.tasks() == (2, 2)

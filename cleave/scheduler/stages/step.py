@@ -123,7 +123,8 @@ class StageStep:
         """Record an array that a device returned in answer to an order."""
         order.request.found[order.name] = payload
         values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
-        if values and order.request in self._requests:
+        usual = order.request.kind.is_pass or order.request.kind is RequestKind.SUMS
+        if values and usual and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
             order.request.note_size(self._place(order), size)
         return self.computed(order, run)
@@ -406,9 +407,9 @@ class StageStep:
                 store.drop(accumulator.sums.values())
                 self._out += store.take()
             case RequestKind.SQUARES:
-                ((stage.squares,),) = (
-                    arrays.unpack(request.found[names.SQUARES], 1, 1, DType.FP32).float32().tolist()
-                )
+                stage.squares = 0.0
+                if (found := request.found.get(names.SQUARES)) is not None:
+                    stage.squares = arrays.unpack(found, 1, 1, DType.FP32).float32().item()
             case RequestKind.UPDATE:
                 accumulator = stage.accumulator_on(request.device)
                 accumulator.taken = accumulator.landed = True
@@ -690,6 +691,8 @@ class StageStep:
                         store.update(request, self._scalars)
                     case _:
                         store.state(request)
+                if not request.answers:  # no layer of the stage is trained
+                    self._accept(request)
                 self._out += store.take()
         squares = [stage.squares for stage in self._stages if stage.squares is not None]
         if len(squares) == len(self._stages) and not self._update_is_wanted:
