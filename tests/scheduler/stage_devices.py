@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageDone
+from cleave.scheduler.stages.resident import Resident, ResidentParameter
 from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
@@ -57,6 +59,7 @@ def array_in_parts(value: Any, nbytes: int, kind: TrafficKind) -> StageArray:
 
 
 MASK_BYTES = 7
+STEP_BATCHES = 100  # the first micro-batch of step n has the number n * STEP_BATCHES
 SUM_ROWS = 2
 MANY_ROWS = 2000  # sums that take an uplink longer than all else
 
@@ -74,32 +77,56 @@ def batch_of(x: Any) -> int:
     return batch
 
 
+def is_of_step(weight: Any, layer: str, x: Any) -> bool:
+    """Return whether a weight has the updates of all steps before that of an activation."""
+    if weight == f"frozen{layer}":
+        return True
+    name, updates = history_of(weight)
+    return name == f"w{layer}" and len(updates) == batch_of(x) // STEP_BATCHES
+
+
+def history_of(state: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the name of a weight or moment and its updates, oldest first."""
+    if isinstance(state, str):
+        return state, ()
+    kind, name, updates = state
+    assert kind == "updated"
+    return name, updates
+
+
 def step_work(
     layers: int,
     batches: int,
     stages: Sequence[PlannedStage],
     sum_rows: int = SUM_ROWS,
     slices: Sequence[PlannedStage] = (),
+    step: int = 0,
+    frozen: Container[int] = (),
     **changed: Any,
 ) -> StepWork:
-    """A step whose layers are symbols, with a loss if the last stage has one, or in slices."""
+    """A step whose layers are symbols, with a loss if the last stage has one, or in slices.
+
+    Layers in `frozen` have no gradients.
+    """
     shape = SumShape(sum_rows, 5)
     mask = names.extra("mask")
-    masks = [array(("mask", number), MASK_BYTES) for number in range(batches)]
+    before = step * STEP_BATCHES
+    masks = [array(("mask", mask_of(before) + n), MASK_BYTES) for n in range(batches)]
     of_batch = [{mask: masks[mask_of(batch)]} for batch in range(batches)]
     held = []
     for number in range(layers):
-        sums = {"w": shape}
+        sums = {} if number in frozen else {"w": shape}
         inputs = (names.X, names.parameter("w"), mask)
         forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y, names.activation(0)))
-        of_backward = (*inputs, names.DY, names.total("w"))
-        found = (names.DX, names.new_total("w"))
+        of_backward = (*inputs, names.DY, *map(names.total, sums))
+        found = (names.DX, *map(names.new_total, sums))
         backward = StageGraph(f"backward {number}".encode(), of_backward, found)
         from_activations = StageGraph(
             f"from_activations {number}".encode(), (*of_backward, names.activation(0)), found
         )
         made = array_in_parts if number % 2 else array
-        parameters = {names.parameter("w"): made(f"w{number}", 40, WEIGHTS)}
+        name = f"frozen{number}" if number in frozen else f"w{number}"
+        parameters = {names.parameter("w"): made(name, 40, WEIGHTS)}
         held.append(
             LayerWork(
                 forward, backward, parameters, sums, {}, 10, 30,
@@ -117,7 +144,7 @@ def step_work(
         loss = LossWork(
             graph, {names.parameter("h"): array("h", 16, WEIGHTS)}, {"h": shape}, targets, 5
         )
-    x = [array(("x", batch)) for batch in range(batches)]
+    x = [array(("x", before + batch)) for batch in range(batches)]
     of_slice = (names.X, names.TARGETS, names.parameter("h"))
     works = [
         SliceWork(
@@ -140,6 +167,29 @@ def step_work(
         "gradients": "fp32", "slices": slices, "slice_works": works, **changed
     }  # fmt: skip
     return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)
+
+
+def resident_of(work: StepWork) -> Resident:
+    """Return the trained state of a step's layers: a weight and a moment of each that trains."""
+    moment = names.moment(0)
+    state = names.WEIGHT, moment
+    parameters = {}
+    for number, layer in enumerate(work.layers):
+        if not layer.sums:
+            continue
+        made = array_in_parts if number % 2 else array
+        weight = layer.parameters[names.parameter("w")]
+        parameters[number, "w"] = ResidentParameter(weight, (made(f"m{number}", 40, WEIGHTS),), 0)
+    total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
+    return Resident(
+        parameters,
+        StageGraph(
+            b"update",
+            (names.WEIGHT, names.GRADIENT, moment, names.SCALARS),
+            tuple(map(names.updated, state)),
+        ),
+        StageGraph(b"squares", (names.GRADIENT, total), (new,)),
+    )
 
 
 @dataclass
@@ -193,6 +243,9 @@ class SymbolicDevice:
                 found: Any = Symbol((message.first_row, value), nbytes)
                 if self.fails() or value == LOST:
                     self.failed, found = True, LOST
+                elif order.name == names.SQUARES:
+                    assert value[0] == "squares"
+                    found = struct.pack("<f", len(value[1]))
                 elif order.name in (names.Y, names.DX, names.LOSS):
                     found = Symbol(value, nbytes)
                 self.orders.append((order, message.id, found))
@@ -204,7 +257,7 @@ class SymbolicDevice:
         given = [self.held[id] if id else () for id in message.inputs]
         if kind == "forward":
             x, w, mask = given
-            assert w == f"w{layer}"
+            assert is_of_step(w, layer, x)
             assert mask == ("mask", mask_of(batch_of(x)))
             return [("y", layer, x), ("within", layer, x)]
         if kind == "found":
@@ -221,10 +274,19 @@ class SymbolicDevice:
             assert within == ("within", layer, given[0])
             kind = "backward"
         if kind == "backward":
-            x, w, mask, dy, total = given
+            x, w, mask, dy, *totals = given
             assert mask == ("mask", mask_of(batch_of(x)))
-            assert w == f"w{layer}"
-            return [("dx", layer, x, dy), (*total, (x, dy))]
+            assert is_of_step(w, layer, x)
+            return [("dx", layer, x, dy), *((*total, (x, dy)) for total in totals)]
+        if kind == "squares":
+            gradient, total = given
+            return [("squares", (*(total[1] if total else ()), *gradient))]
+        if kind == "update":
+            weight, gradient, moment, scalars = given
+            (name, updates), (moment_name, others) = history_of(weight), history_of(moment)
+            assert updates == others
+            updates = (*updates, (scalars, gradient))
+            return [("updated", name, updates), ("updated", moment_name, updates)]
         x, targets, _, total = given
         return [("loss", x, targets), ("dy", x, targets), (*total, (x, targets))]
 

@@ -27,6 +27,7 @@ from cleave.scheduler.stages.outcomes import (
     StepFailed,
     StepResult,
     Suspect,
+    UpdateWanted,
 )
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
 from cleave.scheduler.stages.work import RequestKind, StepWork, slice_layer
@@ -35,6 +36,7 @@ from tests.examples import examples
 from tests.scheduler.stage_devices import (
     LOST,
     MANY_ROWS,
+    STEP_BATCHES,
     SUM_ROWS,
     SymbolicDevice,
     SymbolicFleet,
@@ -43,6 +45,7 @@ from tests.scheduler.stage_devices import (
 )
 
 LAYERS = 4
+_OTHERS = StepResult | StepFailed | Suspect | UpdateWanted  # these ask for no array
 
 
 def rates_of(devices: Iterable[int]) -> dict[int, DeviceRates]:
@@ -105,9 +108,9 @@ class Trial:
         told = {
             (type(o), o.batch, getattr(o, "stage", None)): o
             for o in self.fleet.told
-            if not isinstance(o, StepResult | StepFailed | Suspect)
+            if not isinstance(o, _OTHERS)
         }
-        others = sum(isinstance(o, StepResult | StepFailed | Suspect) for o in self.fleet.told)
+        others = sum(isinstance(o, _OTHERS) for o in self.fleet.told)
         assert len(told) + others == len(self.fleet.told)
         return {key: outcome for key, outcome in told.items() if key not in self.given}
 
@@ -199,13 +202,13 @@ class Trial:
         return self.fleet.told[-1]
 
 
-def expected(batch: int, work: StepWork) -> tuple[list[Any], list[Any]]:
+def expected(batch: int, work: StepWork, step: int = 0) -> tuple[list[Any], list[Any]]:
     """The input and the output's gradient of every layer for a micro-batch.
 
     The last input is that of the loss, and the first gradient that of the first input.
     """
     here = {work.stages[number].stop for number in work.ps_after}
-    xs: list[Any] = [("x", batch)]
+    xs: list[Any] = [("x", step * STEP_BATCHES + batch)]
     for layer in range(len(work.layers)):
         y = ("y", str(layer), xs[-1])
         xs.append(("here", y) if layer + 1 in here else y)

@@ -11,7 +11,8 @@ so that a failed order can be repeated alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -243,7 +244,9 @@ class StageDevice:
         for array in resident.arrays_of(request.plan):
             if array in self._sent:
                 self._forget(array)
-            self._send_array(array)
+            # The server compresses equal payload objects once. The snapshot's memory changes, so
+            # each message has an object of its own.
+            self._send_array(array, copy)
         request.dx_wanted = False
         for step in resident.log:
             request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
@@ -258,23 +261,37 @@ class StageDevice:
             self.work = step.work
             if batch is None:
                 self.update(request, step.scalars)
+                self._forget_logged(step.work, now, request.plan)
             else:
                 request.batch = batch
                 x, dy = step.x[request.stage][batch], step.dy[request.stage][batch]
                 self.backward(request, x, dy)
         self.work = now
 
+    def _forget_logged(self, logged: StepWork, now: StepWork, plan: PlannedStage) -> None:
+        """Drop the arrays and graphs of a logged step, such as masks, that step `now` lacks."""
+        needed = {array for stage in now.planned for array in arrays_of(now, stage)}
+        for array in dict.fromkeys(arrays_of(logged, plan)):
+            if array in self._sent and array not in needed:
+                self._forget(array)
+
     def squares(self, request: StageRequest, sums: Mapping[SumName, int]) -> None:
-        """Request the sum of all squared elements of gradient sums."""
+        """Request the sum of all squared elements of gradient sums, unless there are no sums.
+
+        No order overwrites an input, so that a failed order can be repeated alone.
+        """
         total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
         array = 0
         for layer, name in sums:
             feed = {names.GRADIENT: sums[layer, name], total: array}
-            shape, held = sums_of(self.work, layer)[name], {new: array} if array else {}
+            shape = sums_of(self.work, layer)[name]
             flops = 2 * shape.rows * shape.columns
-            array = self._run(request, self._resident.squares, feed, {new: _FP32}, flops, held)[new]
-        self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
-        self.drop([array])
+            found = self._run(request, self._resident.squares, feed, {new: _FP32}, flops)
+            self.drop([array] if array else [])
+            array = found[new]
+        if array:
+            self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
+            self.drop([array])
 
     def update(self, request: StageRequest, scalars: Sequence[StageArray]) -> None:
         """Request an optimizer step with the gradient sums in `request.sums`, and drop them."""
@@ -414,7 +431,8 @@ class StageDevice:
         """
         failed = self._asked.pop(run, None)
         self._done = 0
-        if failed is None or not (self._careful or request.kind is RequestKind.SUMS):
+        only_fetches = request.kind in (RequestKind.SUMS, RequestKind.STATE)
+        if failed is None or not (self._careful or only_fetches):
             return False
         message = failed.message
         again: list[SendStage] = []
@@ -579,21 +597,24 @@ class StageDevice:
             id = self._send_array(array)
         return id
 
-    def _send_array(self, array: StageArray) -> int:
+    def _send_array(
+        self, array: StageArray, of: Callable[[Any], Any] = lambda payload: payload
+    ) -> int:
+        """Send an array. `of` returns the object to send, given the payload."""
         id = self._sent[array] = self._next_array(array.nbytes)
         if array.parts:
             parts = []  # the wire IDs of the parts, valid until `Concat`
             for part in array.parts:
                 self._ids.arrays += 1
                 parts.append(self._ids.arrays)
-                self._send_put(self._ids.arrays, part)
+                self._send_put(self._ids.arrays, part, of(part.payload))
             self._send(messages.Concat(id, tuple(parts)), kind=array.kind)
         else:
-            self._send_put(id, array)
+            self._send_put(id, array, of(array.payload))
         return id
 
-    def _send_put(self, id: int, array: StageArray) -> None:
-        put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
+    def _send_put(self, id: int, array: StageArray, payload: Any) -> None:
+        put = messages.Put(id, array.rows, array.columns, array.dtype, payload)
         self._send(put, kind=array.kind)
 
     def _put_graph(self, graph: StageGraph) -> int:
@@ -604,7 +625,7 @@ class StageDevice:
             self._send(message, kind=TrafficKind.GRAPHS)
         return id
 
-    def _forget(self, array: StageArray) -> None:
+    def _forget(self, array: StageArray | StageGraph) -> None:
         self.drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:

@@ -221,7 +221,8 @@ class StageState:
         """Return the number of completed tasks and the total number of tasks. Thread-safe."""
         accumulators = tuple(self.accumulators)
         done = sum(len(each.batches) for each in accumulators)
-        done += sum(len(each.batches) for each in accumulators if each.landed) == self.batches
+        landed = sum(len(each.batches) for each in accumulators if each.landed)
+        done += landed == self.batches and not self.owes_state
         if self.passes and not self.plan.loss:
             return done + len(self.y), 2 * self.batches + 1
         return done, self.batches + 1

@@ -123,7 +123,8 @@ class StageStep:
         """Record an array that a device returned in answer to an order."""
         order.request.found[order.name] = payload
         values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
-        if values and order.request in self._requests:
+        usual = order.request.kind.is_pass or order.request.kind is RequestKind.SUMS
+        if values and usual and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
             order.request.note_size(self._place(order), size)
         return self.computed(order, run)
@@ -189,7 +190,8 @@ class StageStep:
         """Record that a device left and that all arrays on the device are lost."""
         self._stores.pop(device, None)
         if self.ended:
-            return []
+            out, self._out = self._out, []
+            return out
         left = [stage for stage in self._stages if device in stage.devices]
         self._lose_work(device)
         for stage in left:
@@ -253,10 +255,14 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> None:
-        """End the step and discard its unfinished requests."""
-        self.ended = True
+        """End the step and discard its unfinished requests.
+
+        Unless the step is complete, devices drop the trained state that it has updated. The log
+        does not contain the step, so this state would be ahead of the log.
+        """
         for device, store in self._stores.items():
-            store.drop_state(*self._unfinished_state(device))
+            store.drop_state(*self._unfinished_state(device), *self._updated_state(device))
+        self.ended = True
         self._requests.clear()
         self._suspects.clear()
 
@@ -401,9 +407,9 @@ class StageStep:
                 store.drop(accumulator.sums.values())
                 self._out += store.take()
             case RequestKind.SQUARES:
-                ((stage.squares,),) = (
-                    arrays.unpack(request.found[names.SQUARES], 1, 1, DType.FP32).float32().tolist()
-                )
+                stage.squares = 0.0
+                if (found := request.found.get(names.SQUARES)) is not None:
+                    stage.squares = arrays.unpack(found, 1, 1, DType.FP32).float32().item()
             case RequestKind.UPDATE:
                 accumulator = stage.accumulator_on(request.device)
                 accumulator.taken = accumulator.landed = True
@@ -654,6 +660,16 @@ class StageStep:
             if request.device == device and request.kind in _CHANGE_STATE
         ]
 
+    def _updated_state(self, device: int) -> list[set[StageArray]]:
+        """Return the trained state that a device has updated in a step that is not complete."""
+        resident = self.work.resident
+        if resident is None or resident.fetches or self.ended:
+            return []
+        if all(stage.has_landed for stage in self._stages):
+            return []
+        updated = (s for s in self._stages if s.has_landed and device in s.devices)
+        return [set(resident.arrays_of(stage.plan)) for stage in updated]
+
     def _ask_resident(self) -> None:
         """Request squared gradients, updates or trained state of stages without passes left."""
         for number, stage in enumerate(self._stages):
@@ -675,6 +691,8 @@ class StageStep:
                         store.update(request, self._scalars)
                     case _:
                         store.state(request)
+                if not request.answers:  # no layer of the stage is trained
+                    self._accept(request)
                 self._out += store.take()
         squares = [stage.squares for stage in self._stages if stage.squares is not None]
         if len(squares) == len(self._stages) and not self._update_is_wanted:

@@ -1,0 +1,421 @@
+"""Each update of trained state on devices counts once, whatever devices do meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import KeptBatches, PlannedStage
+from cleave.protocol import messages
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
+from cleave.scheduler.stages.resident import LoggedStep, ResidentParameter
+from cleave.scheduler.stages.runs import StageRuns
+from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
+from cleave.scheduler.stages.work import RequestKind, StageRequest, StepWork
+from cleave.scheduler.tiles.device_memory import Names
+from tests.examples import examples
+from tests.scheduler.stage_devices import (
+    SymbolicDevice,
+    SymbolicFleet,
+    array,
+    history_of,
+    resident_of,
+    step_work,
+)
+from tests.scheduler.test_stage_step import LAYERS, Trial, expected, rates_of, stages_of
+
+_MOST_ANSWERS = 20_000  # with fewer answers, a step ends once devices stay and no order fails
+
+
+class Runs(StageRuns):
+    """The steps on devices that have no sessions."""
+
+    def __init__(self, present: Callable[[], Mapping[int, DeviceRates]]) -> None:
+        super().__init__({}, Names(), any_device=True)
+        self._there = present
+
+    @property
+    def able(self) -> dict[int, DeviceRates]:
+        return dict(self._there())
+
+    @property
+    def step(self) -> StageStep | None:
+        return self._step
+
+
+class Training(Trial):
+    """Steps on a symbolic fleet that keeps the state, and the log, as the training thread does.
+
+    Args:
+        failing: probability that an order fails.
+        frozen: layers that are not trained.
+    """
+
+    def __init__(
+        self,
+        devices: int,
+        *,
+        memory_bytes: int = 2**30,
+        rng: random.Random | None = None,
+        failing: float = 0.0,
+        frozen: Set[int] = frozenset(),
+    ) -> None:
+        self.fleet = SymbolicFleet()
+        self.failing = failing
+        self._draw = (rng or random.Random(0)).random
+        for device in range(1, devices + 1):
+            self.fleet.devices[device] = self._device()
+
+        def present() -> dict[int, DeviceRates]:
+            return {
+                device: replace(rates, memory_bytes=memory_bytes)
+                for device, rates in rates_of(self.fleet.devices).items()
+            }
+
+        self.runs = Runs(present)
+        self.stores = self.runs._stores
+        self.frozen = frozen
+        self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False), frozen=frozen)
+        self.resident = resident_of(self.first)
+        self.log: list[LoggedStep] = []
+        self.done: list[StepWork] = []  # the works of all completed steps
+        self.scalars: list[Any] = []
+        self.fetches = False
+        self.newcomer = devices + 1  # the next device that joins
+
+    def _device(self) -> SymbolicDevice:
+        return SymbolicDevice(fails=lambda: self._draw() < self.failing)
+
+    def step_of(self, stages: list[PlannedStage], batches: int, **changed: Any) -> StepWork:
+        """Return the work of the next step. Layers have the same graphs in all steps."""
+        step = len(self.done)
+        self.extra = f"extra {step}"
+        extra = array(self.extra, 8)
+        made = step_work(LAYERS, batches, stages, step=step, frozen=self.frozen, **changed)
+        layers = [
+            replace(first, of_batch=layer.of_batch, extras={"extra": extra})
+            for first, layer in zip(self.first.layers, made.layers, strict=True)
+        ]
+        resident = replace(self.resident, log=tuple(self.log))
+        return replace(made, layers=layers, resident=resident)
+
+    def begin(self, work: StepWork) -> None:
+        """Begin a step, or begin it again."""
+        assert work.resident is not None
+        self.work, self.fetches = work, work.resident.fetches
+        self.given, self.scalars = set(), []
+        self.fleet.told.clear()
+        wanted = self.runs.begin(work, 0.0)
+        assert self.runs.step is not None
+        self.step = self.runs.step
+        self._do(wanted)
+
+    def begin_fetch(self) -> None:
+        """Begin a step that fetches the state."""
+        resident = replace(self.resident, log=tuple(self.log), fetches=True)
+        self.begin(replace(self.work, resident=resident, token=object()))
+
+    def _do(self, wanted: Any) -> None:
+        super()._do(wanted)
+        for number, device in self.fleet.devices.items():
+            assert number in self.stores or not device.sizes, "a device keeps what nobody knows of"
+
+    @property
+    def wants_update(self) -> bool:
+        asked = [outcome for outcome in self.fleet.told if isinstance(outcome, UpdateWanted)]
+        assert len(asked) <= 1
+        if asked:
+            assert asked[0].squares == len(self.resident.parameters) * len(self.work.x)
+            found = {batch: dx.value for batch, dx in asked[0].dx.items()}
+            assert found == {b: self._expected(b, self.work)[1][0] for b in found}
+            assert len(found) == len(self.work.x)
+        return bool(asked) and not self.scalars
+
+    def update(self) -> None:
+        """Give the coefficients of the optimizer step."""
+        self.scalars = [array(("scalars", len(self.done)), 4)]
+        self._do(self.step.update(self.scalars))
+
+    def fail(self, device: int) -> None:
+        self.fleet.devices[device].orders.clear()
+        self._do(self.step.failed(device, "it is tired"))
+
+    def join(self, device: int) -> None:
+        self.newcomer += 1
+        self.fleet.devices[device] = self._device()
+        self._do(self.step.changed())
+
+    def withdraw(self) -> None:
+        """End the step in the middle, and begin it again."""
+        self.runs.withdraw()
+        self.begin(self.work if not self.fetches else replace(self.work, token=object()))
+
+    def finish(self) -> Any:
+        """Let devices answer until the step ends. Then log the step, or take the state."""
+        answers = 0
+        self.failing = 0.0
+        while not self.step.ended:
+            for key in list(self.outputs):
+                self.give(key)
+            if self.wants_update:
+                self.update()
+            if not self.step.ended and self.fleet.waiting:
+                self.answer(min(self.fleet.waiting))
+                answers += 1
+                assert answers < _MOST_ANSWERS
+            elif not self.step.ended:
+                assert self.outputs or self.wants_update, "nobody does anything"
+        return self.end()
+
+    def end(self) -> Any:
+        """Do what the training thread does when a step has ended. Return the result."""
+        result = self.fleet.told[-1]
+        if isinstance(result, StepFailed):
+            return result
+        assert isinstance(result, StepResult)
+        self._check_held()
+        if self.fetches:
+            self._take(result)
+            return result
+        assert {b: dx.value for b, dx in result.dx.items()} == {
+            b: self._expected(b, self.work)[1][0] for b in range(len(self.work.x))
+        }
+        work = replace(self.work, resident=self.resident)
+        x, dy = [one.x for one in result.records], [one.dy for one in result.records]
+        self.log.append(LoggedStep(work, x, dy, self.scalars))
+        self.done.append(self.work)
+        return result
+
+    def _check_held(self) -> None:
+        """Check that devices have nothing but graphs, parameters and arguments of layers."""
+        for number, device in self.fleet.devices.items():
+            if number in self.stores and not self.stores[number].waits:
+                held = device.held.values()
+                assert {value[0] for value in held if isinstance(value, tuple)} <= {"updated"}
+                extras = {value for value in held if str(value).startswith("extra")}
+                assert extras <= {self.extra}
+
+    def _take(self, result: StepResult) -> None:
+        """Check the fetched state, and make it the snapshot, in the same memory."""
+        found = {state: payload.value for (state, _), payload in result.state.items()}
+        assert found.keys() == self.resident.arrays
+        assert all(first == 0 for _, first in result.state)
+        for (layer, _), parameter in self.resident.parameters.items():
+            self._check_state(layer, parameter, [found[each][1] for each in parameter.arrays])
+        for state, (_, value) in found.items():
+            object.__setattr__(state.payload, "value", value)
+            for number, part in enumerate(state.parts):
+                object.__setattr__(part.payload, "value", (value, number))
+        self.log = []
+
+    def _check_state(self, layer: int, parameter: ResidentParameter, found: list[Any]) -> None:
+        assert len(found) == len(parameter.arrays)
+        for name, value in zip((f"w{layer}", f"m{layer}"), found, strict=True):
+            of, updates = history_of(value)
+            assert of == name
+            assert len(updates) == len(self.done)
+            for step, (scalars, gradient) in enumerate(updates):
+                assert scalars == ("scalars", step)
+                pairs = []
+                for batch in range(len(self.done[step].x)):
+                    xs, dys = self._expected(batch, self.done[step], step)
+                    pairs.append((xs[layer], dys[layer + 1]))
+                assert Counter(map(repr, gradient)) == Counter(map(repr, pairs))
+
+    def _expected(self, batch: int, work: StepWork, step: int | None = None) -> Any:
+        return expected(batch, work, len(self.done) if step is None else step)
+
+
+def drawn_stages(data: st.DataObject, devices: int) -> tuple[list[PlannedStage], frozenset[int]]:
+    """Any cut into stages, each on any one device, and any layers on the PS."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
+    who = [(data.draw(st.integers(1, devices)),) for _ in range(len(cuts) + 1)]
+    after = data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset()
+    return stages_of(cuts, who, False), after
+
+
+def disturbed(training: Training, rng: random.Random, trouble: float, events: int) -> None:
+    """Let a step go on for some events. With probability `trouble`, an event is a disturbance."""
+    failures = 0
+    for _ in range(events):
+        fleet = training.fleet
+        normal: list[tuple[str, Any]] = [("answer", d) for d in fleet.waiting]
+        normal += [("give", b) for b in training.outputs]
+        normal += [("update", None)] * training.wants_update
+        wrong: list[tuple[str, Any]] = [("lose", d) for d in fleet.devices]
+        wrong += [("join", training.newcomer), ("withdraw", None)]
+        if failures < MAX_FAILURES - 1:
+            wrong += [("fail", d) for d in fleet.devices]
+        what, number = rng.choice(wrong if not normal or rng.random() < trouble else normal)
+        failures += what == "fail"
+        getattr(training, what)(*([] if number is None else [number]))
+        if training.step.ended:
+            training.end()
+            return
+
+
+@settings(max_examples=examples(600), deadline=None)
+@given(data=st.data())
+def test_each_update_counts_once(data: st.DataObject) -> None:
+    devices = data.draw(st.integers(1, 4))
+    failing = data.draw(st.sampled_from([0.0, 0.0, 0.01, 0.1]))
+    trouble = data.draw(st.sampled_from([0.0, 0.003, 0.01, 0.03, 0.1]))
+    roomy = data.draw(st.booleans()) or failing > 0.01
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    frozen = data.draw(st.sets(st.integers(0, LAYERS - 1), max_size=LAYERS - 1))
+    training = Training(devices, memory_bytes=2**30 if roomy else 0, rng=rng, frozen=frozen)
+    kept = KeptBatches(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)))
+    stages, after = drawn_stages(data, devices)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not training.log:
+            stages, after = drawn_stages(data, devices)
+        fetches = bool(training.done) and data.draw(st.booleans())
+        completed = False
+        while not completed:
+            if fetches:
+                training.begin_fetch()
+            else:
+                work = training.step_of(
+                    stages,
+                    data.draw(st.integers(1, 3)),
+                    kept_batches=dict.fromkeys(range(1, 9), kept),
+                    ps_after=after,
+                )
+                training.begin(work)
+            training.failing = failing
+            disturbed(training, rng, trouble, data.draw(st.integers(0, 500)))
+            if not training.step.ended:
+                training.join(training.newcomer)  # this device has not failed
+                training.finish()
+            completed = isinstance(training.fleet.told[-1], StepResult)
+            if training.fleet.devices and rng.random() < trouble:  # between two steps
+                training.fail(rng.choice(list(training.fleet.devices)))
+    training.begin_fetch()
+    training.join(training.newcomer)
+    training.finish()
+    training._do(training.runs.end())
+    for device in training.fleet.devices.values():
+        assert not device.held
+
+
+TWO_STAGES = stages_of([2], [(1,), (2,)], False)
+
+
+def completed(training: Training, batches: int = 2) -> None:
+    """Do a step without disturbances."""
+    training.begin(training.step_of(TWO_STAGES, batches))
+    assert isinstance(training.finish(), StepResult)
+
+
+def fetched(training: Training) -> None:
+    """Fetch and check the state."""
+    training.begin_fetch()
+    assert isinstance(training.finish(), StepResult)
+
+
+def until_asked(training: Training, device: int, kind: RequestKind) -> None:
+    """Let all devices answer until a device's first order is of a kind."""
+    while True:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.wants_update:
+            training.update()
+        waiting = training.fleet.waiting
+        if device in waiting and waiting[device].orders[0][0].request.kind is kind:
+            return
+        training.answer(min(d for d in waiting if d != device or len(waiting) == 1))
+
+
+def test_state_that_a_withdrawn_step_updated_is_not_used() -> None:
+    """Device 1 updated its layers and device 2 did not, so the log lacks the step."""
+    training = Training(2)
+    completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    until_asked(training, 2, RequestKind.UPDATE)
+    while 1 in training.fleet.waiting:
+        training.answer(1)
+    training.withdraw()
+    assert isinstance(training.finish(), StepResult)
+    fetched(training)
+
+
+def test_a_device_that_fails_after_a_step_drops_its_arrays() -> None:
+    training = Training(2)
+    completed(training)
+    training.fail(2)
+    assert not training.fleet.devices[2].held
+    completed(training)
+    fetched(training)
+
+
+def test_arguments_of_logged_steps_do_not_stay_on_devices() -> None:
+    training = Training(2)
+    for _ in range(4):
+        completed(training)
+    training.lose(1)
+    training.join(3)
+    completed(training)  # checks what devices hold
+    assert [value for value in training.fleet.devices[3].sent if str(value).startswith("extra")]
+    fetched(training)
+
+
+def test_a_stage_without_trained_layers_has_nothing_to_update() -> None:
+    training = Training(2, frozen={0, 1})
+    completed(training)
+    training.lose(2)
+    training.join(3)
+    completed(training)
+    fetched(training)
+
+
+def test_a_failed_order_for_squares_costs_no_pass_where_an_order_failed_before() -> None:
+    training = Training(2)
+    completed(training)
+    for store in training.stores.values():
+        store.be_careful(2**30)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    until_asked(training, 1, RequestKind.SQUARES)
+    training.answer(1)
+    training.fleet.devices[1].fails = lambda: True
+    training.answer(1)
+    training.fleet.devices[1].fails = lambda: False
+    assert isinstance(training.finish(), StepResult)
+    assert training.step.repeated == 0
+    fetched(training)
+
+
+def test_squares_and_state_are_no_usual_gradients() -> None:
+    training = Training(2)
+    completed(training)
+    (usual,) = training.runs._usual.values()
+    assert not usual._usual
+
+
+def test_each_message_with_the_snapshot_has_its_own_payload() -> None:
+    """Else the server may send one that it compressed before the snapshot changed."""
+    training = Training(2)
+    store = StageDevice(9, Names(), training.step_of(TWO_STAGES, 1))
+    request = StageRequest(RequestKind.RESTORE, 0, TWO_STAGES[0], -1, 9)
+    payloads: list[Any] = []
+    for _ in range(2):
+        store.restore(request)
+        puts = [sent.message for sent in store.take() if isinstance(sent.message, messages.Put)]
+        payloads += [put.payload for put in puts]
+    assert len({id(payload) for payload in payloads}) == len(payloads) == 2 * 2 * (1 + 2)
+
+
+def test_a_fetch_is_not_done_before_the_state_has_arrived() -> None:
+    training = Training(2)
+    completed(training)
+    training.begin_fetch()
+    assert training.step.tasks() == (0, 2)
+    training.finish()
+    assert training.step.tasks() == (2, 2)
