@@ -15,10 +15,11 @@ from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageDone
-from cleave.scheduler.stages.resident import Resident, ResidentParameter
+from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
+    Resident,
     SliceWork,
     StageGraph,
     StageOrder,

@@ -16,10 +16,10 @@ from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
-from cleave.scheduler.stages.resident import LoggedStep, ResidentParameter
+from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
-from cleave.scheduler.stages.work import RequestKind, StageRequest, StepWork
+from cleave.scheduler.stages.work import LoggedStep, RequestKind, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
@@ -237,7 +237,9 @@ class Training(Trial):
 def drawn_stages(data: st.DataObject, devices: int) -> tuple[list[PlannedStage], frozenset[int]]:
     """Any cut into stages, each on any one device, and any layers on the PS."""
     cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
-    who = [(data.draw(st.integers(1, devices)),) for _ in range(len(cuts) + 1)]
+    who: list[tuple[int, ...]] = [
+        (data.draw(st.integers(1, devices)),) for _ in range(len(cuts) + 1)
+    ]
     after = data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset()
     return stages_of(cuts, who, False), after
 
