@@ -72,6 +72,7 @@ BENCHMARKS: Final = (
     Benchmark("server_memory", 30),
     Benchmark("servers_virtual", 60),
     Benchmark("stage_exact", 90, quick=_QUICK),
+    Benchmark("resident_exact", 15, quick=_QUICK),
     Benchmark("stage_fleets", 90),
     Benchmark("qlora", 45, quick=("--skip-real",)),
     Benchmark("trainer_options", 30),

@@ -1,0 +1,324 @@
+"""Check that training with state on devices follows plain PyTorch, whenever a device is killed.
+
+    python -m benchmarks.resident_exact [--quick] [--families opt,llama,qwen3,gpt2] [--stop-s 60]
+    python -m benchmarks.resident_exact --drift [--steps 200]
+
+Without `--drift`: ten steps of small models on four device processes of a server. Each device has
+one layer, with its weights and optimizer state. In steps 3, 6 and 9, a device gets SIGKILL: in a
+forward or a backward pass, before, during or after its update, while it returns its state, or while
+it repeats logged steps after another loss; or two devices get it at once. In one more case, a
+device gets SIGSTOP in step 3 and continues after `--stop-s` seconds. After step 5, the server
+fetches the state. The relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32)
+or 2e-2 (bf16).
+
+With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated devices, one of which
+is lost in every fifth step. The difference may be 1e-3.
+
+Ends with 1 if a limit is broken.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import argparse
+import copy
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+import cleave
+from benchmarks.stage_exact import (
+    BATCH,
+    DEVICES,
+    LOSS_LIMITS,
+    PS,
+    SEQUENCE,
+    STEPS,
+    Disturbance,
+    Disturber,
+    batches_of,
+    everyone_is_there,
+    family_model,
+    rows_of,
+)
+from cleave.arrays import DType
+from cleave.errors import CleaveError
+from cleave.fleet.fleet import Fleet
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import ModelGraphs, model_graphs
+from cleave.protocol import messages
+from cleave.scheduler.stages.work import RequestKind, StageOrder
+from cleave.server.fleet_server import Server
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
+from emulator.virtual import VirtualRuntime, emulated
+from profiles.fleets import paper_fleet
+from tests.faults.plan import Fault
+from tests.faults.processes import Processes
+from tests.graphs.models import plain_gradients
+from tests.training.test_staged import EvenStages
+
+FAMILIES: Final = ("opt", "llama", "qwen3", "gpt2")
+RATE: Final = 1e-3
+DECAY: Final = 0.1
+SYNC_AFTER: Final = 5
+EVERY: Final = 3  # steps between losses
+DRIFT_EVERY: Final = 5
+DRIFT_LIMIT: Final = 1e-3
+
+
+class Moment(Enum):
+    """When devices are killed."""
+
+    NEVER = "never"
+    FORWARD = "in forward"
+    BACKWARD = "in backward"
+    SQUARES = "before the update"
+    UPDATE = "in the update"
+    AFTER = "after the update"
+    STATE = "returning its state"
+    REPLAY = "in a replay"
+    TWO = "two at once"
+    STOP = "stopped"
+
+
+KINDS: Final = {
+    Moment.FORWARD: RequestKind.FORWARD,
+    Moment.BACKWARD: RequestKind.BACKWARD,
+    Moment.SQUARES: RequestKind.SQUARES,
+    Moment.UPDATE: RequestKind.UPDATE,
+    Moment.AFTER: RequestKind.UPDATE,
+    Moment.STATE: RequestKind.STATE,
+    Moment.REPLAY: RequestKind.RESTORE,
+    Moment.TWO: RequestKind.BACKWARD,
+    Moment.STOP: RequestKind.BACKWARD,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of ten steps. `clip` is 0 without clipping."""
+
+    dtype: DType
+    optimizer: OptimizerKind
+    clip: float
+
+    @property
+    def rule(self) -> UpdateRule:
+        """Return the settings of the optimizer."""
+        return UpdateRule(self.optimizer, weight_decay=DECAY)
+
+
+CASES: Final = (
+    Case(DType.FP32, OptimizerKind.ADAMW, 1.0),
+    Case(DType.BF16, OptimizerKind.ADAMW, 0.0),
+    Case(DType.FP32, OptimizerKind.SGD, 0.0),
+    Case(DType.BF16, OptimizerKind.SGD, 1.0),
+)
+
+
+class Killer(Disturber):
+    """Kills devices at a moment of the armed step; see `Disturber`."""
+
+    def __init__(self, server: Server, processes: Processes, stop_s: float, moment: Moment) -> None:
+        super().__init__(server, processes, stop_s)
+        self._moment = moment
+        self._first = False  # whether a device must be lost before the moment
+
+    def prepare(self) -> None:
+        """Kill in the step that starts now."""
+        self._first = self._moment is Moment.REPLAY
+        stops = self._moment is Moment.STOP
+        self.arm(Disturbance.STOP if stops else Disturbance.BACKWARD)
+
+    def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
+        request = order.request
+        left = len(request.rest) + len(request.answers.keys() - {answer.id})
+        if self._armed is Disturbance.NONE:
+            return False
+        if self._first and request.kind is RequestKind.BACKWARD and left:
+            self._first = False
+            self.struck += 1
+            self._strike(Disturbance.BACKWARD, order)
+            return False
+        after = self._moment is Moment.AFTER
+        return not self._first and request.kind is KINDS[self._moment] and bool(left) != after
+
+    def _strike(self, disturbance: Disturbance, order: StageOrder) -> None:
+        super()._strike(disturbance, order)
+        if self._moment is Moment.TWO:
+            sessions = self._server.live.manager.sessions
+            pid = int(sessions[order.request.device].name.removeprefix("process "))
+            other = next(slot for slot, p in self._processes.running.items() if p != pid)
+            self._processes.strike(other, Fault.KILL)
+
+
+def plain_losses(model: nn.Module, batches: Sequence[Tensor], case: Case) -> list[float]:
+    """Train a copy of a model with plain PyTorch in fp32 and return the losses."""
+    model = copy.deepcopy(model)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": DECAY},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if case.optimizer is OptimizerKind.ADAMW:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, RATE, case.rule.betas)
+    else:
+        optimizer = torch.optim.SGD(groups, RATE, momentum=case.rule.momentum)
+    losses = []
+    for ids in batches:
+        optimizer.zero_grad()
+        losses.append(plain_gradients(model, ids))
+        if case.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        optimizer.step()
+    return losses
+
+
+def loss_error(found: Sequence[float], plain: Sequence[float]) -> float:
+    """Return the largest relative difference of losses."""
+    return max(abs(a - b) / abs(b) for a, b in zip(found, plain, strict=True))
+
+
+def resident_losses(
+    model: nn.Module,
+    graphs: ModelGraphs,
+    fleet: Fleet,
+    case: Case,
+    batches: Sequence[Tensor],
+    before: Callable[[int], None],
+) -> list[float]:
+    """Train a model with state on devices. `before` is called with each step's number, from 1."""
+    model.zero_grad()
+    optimizer = Optimizer(model, case.rule, clip=case.clip, in_backward=False)
+    work = ModelWork(model, graphs, case.dtype)
+    staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS)
+    staged.keep_on_devices(optimizer)
+    losses = []
+    try:
+        for step, ids in enumerate(batches, 1):
+            before(step)
+            loss = optimizer.step_whole(RATE, partial(staged.gradients, rows_of(ids)))
+            assert isinstance(loss, float)
+            losses.append(loss)
+            if step == SYNC_AFTER:
+                staged.sync()
+        staged.sync()
+    finally:
+        staged.close()
+    return losses
+
+
+def show_case(
+    family: str, case: Case, moment: Moment, error: float, struck: int, said: str
+) -> bool:
+    """Print a case's line; return whether its limit is met."""
+    met = error <= LOSS_LIMITS[case.dtype] and not said
+    clip = "on" if case.clip else "off"
+    print(
+        f"{family:7} {case.dtype.value:5} {case.optimizer.value:6} {clip:4}  {moment.value:19} "
+        f"{struck:6} {error:8.1e}{'' if met else f' ! {said}'}",
+        flush=True,
+    )
+    return met
+
+
+def show_exact(families: Sequence[str], stop_s: float) -> bool:
+    """Run all cases of the families; return whether every limit is met."""
+    head = ("family", "dtype", "by", "clip", "killed", "losses", "off by")
+    print("{:7} {:5} {:6} {:4}  {:19} {:>6} {:>8}".format(*head))
+    batches, met = batches_of(STEPS, BATCH, SEQUENCE), True
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda slot: server.url, DEVICES) as processes,
+    ):
+        for family in families:
+            model = family_model(family)
+            graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
+            weights = copy.deepcopy(model.state_dict())
+            for case in CASES:
+                plain = plain_losses(model, batches, case)
+                for moment in Moment:
+                    killer = Killer(server, processes, stop_s, moment)
+
+                    def before(step: int, killer: Killer = killer, moment: Moment = moment) -> None:
+                        if moment is not Moment.STOP or step in (1, STEPS):
+                            everyone_is_there(server, stop_s)
+                        stops = moment is Moment.STOP and step != EVERY
+                        if moment is not Moment.NEVER and step % EVERY == 0 and not stops:
+                            killer.prepare()
+
+                    said, error = "", float("inf")
+                    try:
+                        found = resident_losses(model, graphs, server.fleet, case, batches, before)
+                        error = loss_error(found, plain)
+                    except (CleaveError, TimeoutError) as failure:
+                        said = str(failure)
+                    finally:
+                        killer.close()
+                        model.load_state_dict(weights)
+                    met &= show_case(family, case, moment, error, killer.struck, said)
+    print(f"losses at most 1e-4 off in fp32, 2e-2 in bf16: {'met' if met else 'NOT met'}")
+    return met
+
+
+def show_drift(steps: int) -> bool:
+    """Train with many losses in virtual time; return whether the limit is met."""
+    case, model = CASES[0], family_model("opt")
+    graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
+    batches = batches_of(steps, BATCH, SEQUENCE)
+    plain, lost = plain_losses(model, batches, case), 0
+    with emulated(DEVICES, seed=1) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, VirtualRuntime)
+
+        def before(step: int) -> None:
+            nonlocal lost
+            if step % DRIFT_EVERY == 0:
+                lost += 1
+                devices = sorted(runtime.stage_devices())
+                runtime.join(paper_fleet(1)[0])
+                runtime.lose(devices[lost % len(devices)], in_s=0.05)
+
+        error = loss_error(resident_losses(model, graphs, fleet, case, batches, before), plain)
+    met = error <= DRIFT_LIMIT
+    print(f"{steps} steps, {lost} losses of devices: losses off by {error:.1e}, at most 1e-3: "
+          f"{'met' if met else 'NOT met'}")  # fmt: skip
+    return met
+
+
+def main() -> None:
+    """Run the benchmark; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--quick", action="store_true", help="one family")
+    parser.add_argument("--stop-s", type=float, default=60.0)
+    parser.add_argument("--drift", action="store_true", help="many losses, in virtual time")
+    parser.add_argument("--steps", type=int, default=200, help="of --drift")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends children, too
+    families = options.families.split(",")[: 1 if options.quick else None]
+    if unknown := set(families) - set(FAMILIES):
+        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
+    logging.getLogger("cleave").setLevel(logging.ERROR)  # joins and losses are expected
+    met = show_drift(options.steps) if options.drift else show_exact(families, options.stop_s)
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
