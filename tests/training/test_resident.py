@@ -233,6 +233,7 @@ def test_a_step_whose_update_is_refused_leaves_the_state_as_it_was() -> None:
         return math.nan
 
     with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
         run = Run(model, fleet)
         mine = [run.step(given[0])]
         with pytest.raises(DivergedError):
