@@ -28,6 +28,7 @@ class EndpointRuntime(FleetRuntime):
     """A fleet runtime that calls an endpoint. `call` waits for the result, but `tell` need not."""
 
     clock = "wall"
+    shares_memory = False
 
     def __init__(self, call: Call, tell: Call) -> None:
         self._call = call

@@ -32,6 +32,8 @@ class FleetRuntime(ABC):
     """
 
     clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`
+    # whether devices receive an array's current values; False if the runtime copies each array once
+    shares_memory: ClassVar[bool] = True
     own_device: OwnDevice | None = None  # None if the PS's computer cannot become a device
 
     @abstractmethod

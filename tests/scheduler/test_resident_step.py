@@ -16,13 +16,14 @@ from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
-from cleave.scheduler.stages.resident import ResidentParameter
+from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
 from cleave.scheduler.stages.work import LoggedStep, RequestKind, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
+    LOST,
     SymbolicDevice,
     SymbolicFleet,
     array,
@@ -74,10 +75,12 @@ class Training(Trial):
         for device in range(1, devices + 1):
             self.fleet.devices[device] = self._device()
 
+        self.away: set[int] = set()  # devices that may not take part now, but stay connected
+
         def present() -> dict[int, DeviceRates]:
             return {
                 device: replace(rates, memory_bytes=memory_bytes)
-                for device, rates in rates_of(self.fleet.devices).items()
+                for device, rates in rates_of(self.fleet.devices.keys() - self.away).items()
             }
 
         self.runs = Runs(present)
@@ -86,6 +89,8 @@ class Training(Trial):
         self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False), frozen=frozen)
         self.resident = resident_of(self.first)
         self.log: list[LoggedStep] = []
+        self.position = 0  # number of updates in the snapshot
+        self.snapshots = 0  # number of snapshots that came during steps
         self.done: list[StepWork] = []  # the works of all completed steps
         self.scalars: list[Any] = []
         self.fetches = False
@@ -144,14 +149,32 @@ class Training(Trial):
         self.scalars = [array(("scalars", len(self.done)), 4)]
         self._do(self.step.update(self.scalars))
 
+    def answer(self, device: int, volume: float | None = None) -> None:
+        order, run, found = self.fleet.devices[device].orders.popleft()
+        if found == LOST:
+            self._do(self.runs.refused(order, run))
+        elif found is None:
+            self._do(self.runs.answered(order, messages.Computed(run, 0.0), 0, 0.0))
+        else:
+            result = messages.Result(run, order.rows, order.columns, order.out, 0.0, found)
+            self._do(self.runs.answered(order, result, 0, 0.0))
+
+    def lose(self, device: int) -> None:
+        del self.fleet.devices[device]
+        self._do(self.runs.lost(device))
+
     def fail(self, device: int) -> None:
         self.fleet.devices[device].orders.clear()
-        self._do(self.step.failed(device, "it is tired"))
+        self._do(self.runs.failed(device, "it is tired"))
 
     def join(self, device: int) -> None:
         self.newcomer += 1
         self.fleet.devices[device] = self._device()
-        self._do(self.step.changed())
+        self._do(self.runs.changed())
+
+    def begin_snapshot(self) -> None:
+        """Begin to fetch the state after the last step, while devices work on later steps."""
+        self._do(self.runs.begin_snapshot(self.work, len(self.done)))
 
     def withdraw(self) -> None:
         """End the step in the middle, and begin it again."""
@@ -181,9 +204,11 @@ class Training(Trial):
         if isinstance(result, StepFailed):
             return result
         assert isinstance(result, StepResult)
+        snapshot = self.runs.finished_snapshot()
         self._check_held()
         if self.fetches:
-            self._take(result)
+            assert snapshot is None
+            self._take(Snapshot(len(self.done), result.state))
             return result
         assert {b: dx.value for b, dx in result.dx.items()} == {
             b: self._expected(b, self.work)[1][0] for b in range(len(self.work.x))
@@ -192,6 +217,9 @@ class Training(Trial):
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
         self.log.append(LoggedStep(work, x, dy, self.scalars))
         self.done.append(self.work)
+        if snapshot is not None:
+            self.snapshots += 1
+            self._take(snapshot)
         return result
 
     def _check_held(self) -> None:
@@ -203,25 +231,29 @@ class Training(Trial):
                 extras = {value for value in held if str(value).startswith("extra")}
                 assert extras <= {self.extra}
 
-    def _take(self, result: StepResult) -> None:
+    def _take(self, snapshot: Snapshot) -> None:
         """Check the fetched state, and make it the snapshot, in the same memory."""
-        found = {state: payload.value for (state, _), payload in result.state.items()}
+        found = {state: payload.value for (state, _), payload in snapshot.state.items()}
         assert found.keys() == self.resident.arrays
-        assert all(first == 0 for _, first in result.state)
+        assert all(first == 0 for _, first in snapshot.state)
         for (layer, _), parameter in self.resident.parameters.items():
-            self._check_state(layer, parameter, [found[each][1] for each in parameter.arrays])
+            values = [found[each][1] for each in parameter.arrays]
+            self._check_state(layer, parameter, values, snapshot.position)
         for state, (_, value) in found.items():
             object.__setattr__(state.payload, "value", value)
             for number, part in enumerate(state.parts):
                 object.__setattr__(part.payload, "value", (value, number))
-        self.log = []
+        del self.log[: snapshot.position - self.position]
+        self.position = snapshot.position
 
-    def _check_state(self, layer: int, parameter: ResidentParameter, found: list[Any]) -> None:
+    def _check_state(
+        self, layer: int, parameter: ResidentParameter, found: list[Any], position: int
+    ) -> None:
         assert len(found) == len(parameter.arrays)
         for name, value in zip((f"w{layer}", f"m{layer}"), found, strict=True):
             of, updates = history_of(value)
             assert of == name
-            assert len(updates) == len(self.done)
+            assert len(updates) == position
             for step, (scalars, gradient) in enumerate(updates):
                 assert scalars == ("scalars", step)
                 pairs = []
@@ -298,8 +330,12 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
                 training.join(training.newcomer)  # this device has not failed
                 training.finish()
             completed = isinstance(training.fleet.told[-1], StepResult)
-            if training.fleet.devices and rng.random() < trouble:  # between two steps
+            # Between two steps:
+            if training.step.ended and rng.random() < 0.5:
+                training.begin_snapshot()
+            if training.fleet.devices and rng.random() < trouble:
                 training.fail(rng.choice(list(training.fleet.devices)))
+            training.away = {d for d in training.fleet.devices if rng.random() < trouble}
     training.begin_fetch()
     training.join(training.newcomer)
     training.finish()
@@ -375,6 +411,36 @@ def test_a_stage_without_trained_layers_has_nothing_to_update() -> None:
     training.lose(2)
     training.join(3)
     completed(training)
+    fetched(training)
+
+
+def test_a_stage_without_trained_layers_stays_on_its_device() -> None:
+    training = Training(2, frozen={2, 3})
+    completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    assert [stage.devices for stage in training.step._stages] == [[1], [2]]
+    training.finish()
+    fetched(training)
+
+
+def test_state_that_is_only_kept_for_a_snapshot_is_not_current() -> None:
+    """Device 1 misses a step, and still has the state before that step for the snapshot."""
+    training = Training(3)
+    completed(training)
+    training.begin_snapshot()
+    training.away = {1}
+    training.begin(training.step_of(TWO_STAGES, 2))
+    while not training.step.ended:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.wants_update:
+            training.update()
+        training.answer(max(training.fleet.waiting))
+    training.end()
+    assert training.fleet.waiting.keys() == {1}
+    training.away = set()
+    completed(training)
+    assert training.snapshots == 1
     fetched(training)
 
 

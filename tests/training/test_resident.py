@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from cleave.arrays import DType
+from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.training.loop.finite import DivergedError
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from emulator.virtual import VirtualRuntime, emulated
@@ -197,3 +200,64 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
 def test_an_optimizer_that_devices_lack_is_refused() -> None:
     with emulated(2, seed=1) as fleet, pytest.raises(UsageError, match="adafactor"):
         Run(small_model("opt"), fleet, UpdateRule(OptimizerKind.ADAFACTOR))
+
+
+def test_a_step_that_cannot_be_logged_is_undone() -> None:
+    """Devices did the updates, but the log, say on a full disk, lacks them."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(4)
+    with emulated(3, seed=1) as fleet:
+        run = Run(model, fleet)
+        assert run.staged.resident is not None
+        mine = [run.step(given[0])]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run.staged.resident.log, "add", _full)
+            with pytest.raises(OSError, match="full"):
+                run.step(given[1])
+        mine += [run.step(ids) for ids in given[1:]]
+        run.staged.sync()
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
+
+
+def _full(*_: Any) -> None:
+    raise OSError("the disk is full")
+
+
+def test_a_step_whose_update_is_refused_leaves_the_state_as_it_was() -> None:
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(3)
+
+    def diverged(run: Run, ids: Tensor) -> float:
+        run.staged.gradients(rows(ids))
+        return math.nan
+
+    with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet)
+        mine = [run.step(given[0])]
+        with pytest.raises(DivergedError):
+            run.optimizer.step_whole(RATE, lambda: diverged(run, given[2]))
+        run.staged.sync()
+        mine.append(run.step(given[1]))
+        with pytest.raises(DivergedError):
+            run.optimizer.step_whole(RATE, lambda: diverged(run, given[1]))
+        mine.append(run.step(given[2]))
+        run.staged.sync()
+        check_state(fleet.runtime.manager)
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
+
+
+def test_a_snapshot_that_is_a_copy_of_the_weights_is_refused() -> None:
+    """It would not change when the devices' state becomes the new snapshot."""
+    with emulated(2, seed=1) as fleet, pytest.raises(UsageError, match="fp32"):
+        Run(small_model("opt").bfloat16(), fleet)
+
+
+def test_devices_of_an_endpoint_do_not_keep_state() -> None:
+    """An endpoint has a copy of the first snapshot, which a new one does not change."""
+    with emulated(2, seed=1) as fleet, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet.runtime, "shares_memory", EndpointRuntime.shares_memory)
+        with pytest.raises(UsageError, match="Ray"):
+            Run(small_model("opt"), fleet)

@@ -241,9 +241,8 @@ class StageDevice:
         `more_replay` later repeats the steps that exceed the limit on orders in flight.
         """
         resident = self._resident
+        self.drop_state(resident.arrays_of(request.plan))
         for array in resident.arrays_of(request.plan):
-            if array in self._sent:
-                self._forget(array)
             # The server compresses equal payload objects once. The snapshot's memory changes, so
             # each message has an object of its own.
             self._send_array(array, copy)
@@ -355,8 +354,10 @@ class StageDevice:
         return not self._asked
 
     def drop_state(self, *states: Iterable[StageArray]) -> None:
-        """Drop the trained state of stages."""
-        self.drop([self._sent.pop(a) for state in states for a in state if a in self._sent])
+        """Drop the trained state of stages, except the arrays of a snapshot."""
+        found = [self._sent.pop(a) for state in states for a in state if a in self._sent]
+        kept = {*self._snapshot.values()}
+        self.drop([id for id in found if id not in kept])
 
     @property
     def _resident(self) -> Resident:
@@ -458,16 +459,17 @@ class StageDevice:
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
         """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
         self._asked = {}
-        kept = self._snapshot.values()
+        kept = {*self._snapshot.values()}
         self._out = deque(
             sent
             for sent in self._out
             if sent.task is None
             or (isinstance(sent.message, messages.Fetch) and sent.message.array in kept)
         )
-        keep = {self._sent[w] for w in wanted if w in self._sent} | {*self._snapshot.values()}
+        keep = {self._sent[w] for w in wanted if w in self._sent}
+        # State that is only kept for a snapshot is not current after the next step.
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
-        self.drop([id for id in self._sizes if id not in keep])
+        self.drop([id for id in self._sizes if id not in keep and id not in kept])
 
     # --- parts of passes ---
 

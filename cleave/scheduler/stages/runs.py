@@ -229,8 +229,13 @@ class StageRuns:
         return None
 
     def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
-        """Return a stage with the one device that holds its trained state, if there is one."""
-        store = self._holder(work, stage)
+        """Return a stage with the one device that holds its trained state, if there is one.
+
+        A stage without trained layers has no state, so it stays on its planned device.
+        """
+        assert work.resident is not None
+        trained = any(True for _ in work.resident.arrays_of(stage))
+        store = self._holder(work, stage) if trained else None
         devices = stage.devices[:1] if store is None else (store.device,)
         return replace(stage, devices=devices)
 

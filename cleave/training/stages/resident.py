@@ -203,8 +203,20 @@ class ResidentState:
         if group not in self._groups:
             self._groups.append(group)
         made = [self._work.array_of_state(each) for each in (tensor, *moments)]
+        for array, each in zip(made, (tensor, *moments), strict=True):
+            payload = array.payload
+            if isinstance(payload, arrays.Buffer) and _begin(payload) != each.data_ptr():
+                raise UsageError(
+                    f"{name} is not a contiguous fp32 tensor, so devices cannot keep it; use "
+                    f"--state server"
+                )
         self._tensors |= zip(made, (tensor, *moments), strict=True)
         return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
+
+
+def _begin(buffer: arrays.Buffer) -> int:
+    """Return the address of a buffer's first element."""
+    return int(buffer.array.ctypes.data)
 
 
 def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cleave.arrays import DType
-from cleave.errors import DeviceMemoryError, FleetError, PlanError
+from cleave.errors import DeviceMemoryError, FleetError, PlanError, UsageError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
@@ -227,6 +227,7 @@ class StagedModel:
             FleetError: if the fleet cannot complete the step.
         """
         self._renews = False
+        self._withdraw_unfinished()
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
         failed = 0
@@ -288,6 +289,11 @@ class StagedModel:
         Raises:
             UsageError: if devices cannot update the layers.
         """
+        if not self.runtime.shares_memory:  # an endpoint would keep its copy of the first snapshot
+            raise UsageError(
+                "devices cannot keep the layers' state if a server on Ray trains the model; use "
+                "--state server"
+            )
         self._note(
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
@@ -307,10 +313,17 @@ class StagedModel:
         if self.resident is None or self.resident.is_current:
             return
         assert self._step_work is not None
+        self._withdraw_unfinished()
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
         state = self._end_of_step().state
         self.resident.take(Snapshot(self.resident.position, state))
         self._log_plan = None
+
+    def _withdraw_unfinished(self) -> None:
+        """Withdraw a step whose update was refused, for example because training diverged."""
+        if self._wanted is not None:
+            self._wanted = None
+            self.runtime.withdraw_step()
 
     def _squares(self) -> float:
         assert self._wanted is not None
@@ -325,7 +338,12 @@ class StagedModel:
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
         self.used = result.used
-        self.resident.add(self._step_work, result, scalars)
+        try:
+            self.resident.add(self._step_work, result, scalars)
+        except OSError:  # the log lacks the step, so devices must not keep its updates
+            self.runtime.end_steps()
+            raise
+        self._wanted = None
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self.resident.take(result.snapshot)
