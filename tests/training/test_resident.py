@@ -19,6 +19,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.training.loop.finite import DivergedError
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.stages import step_log
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
@@ -47,10 +48,11 @@ class Run:
         clip: float = 1.0,
         dtype: DType = DType.FP32,
         folder: Path | None = None,
+        **settings: Any,
     ) -> None:
         self.model = model
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
-        self.staged = staged(model, fleet, loss=False, dtype=dtype)
+        self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
         self.staged.keep_on_devices(self.optimizer, folder)
 
     def step(self, ids: Tensor) -> float:
@@ -202,26 +204,27 @@ def test_an_optimizer_that_devices_lack_is_refused() -> None:
         Run(small_model("opt"), fleet, UpdateRule(OptimizerKind.ADAFACTOR))
 
 
-def test_a_step_that_cannot_be_logged_is_undone() -> None:
-    """Devices did the updates, but the log, say on a full disk, lacks them."""
+def test_a_full_disk_keeps_the_log_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a device that is lost later is rebuilt from there."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(4)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(step_log, "_written", full)
     with emulated(3, seed=1) as fleet:
-        run = Run(model, fleet)
-        assert run.staged.resident is not None
-        mine = [run.step(given[0])]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run.staged.resident.log, "add", _full)
-            with pytest.raises(OSError, match="full"):
-                run.step(given[1])
-        mine += [run.step(ids) for ids in given[1:]]
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet, folder=tmp_path, note=print)
+        lost = losing(fleet.runtime, 150)
+        mine = [run.step(ids) for ids in given]
         run.staged.sync()
+        assert lost() > 0
+    assert "no space left" in capsys.readouterr().out
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
-
-
-def _full(*_: Any) -> None:
-    raise OSError("the disk is full")
 
 
 def test_a_step_whose_update_is_refused_leaves_the_state_as_it_was() -> None:

@@ -6,7 +6,7 @@ log of all steps since then. `ResidentState.take` makes the devices' state the n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +58,7 @@ class ResidentState:
         optimizer: the optimizer whose steps the devices do.
         folder: where the log is; None to keep it in memory.
         now_s: the time in seconds.
+        note: called with messages for the user.
 
     Attributes:
         log: the steps since the snapshot.
@@ -69,11 +70,16 @@ class ResidentState:
     """
 
     def __init__(
-        self, work: ModelWork, optimizer: Optimizer, folder: Path | None, now_s: float
+        self,
+        work: ModelWork,
+        optimizer: Optimizer,
+        folder: Path | None,
+        now_s: float,
+        note: Callable[[str], None],
     ) -> None:
         self._work = work
         self._optimizer = optimizer
-        self.log = StepLog(folder)
+        self.log = StepLog(folder, note)
         self._position = 0  # number of updates before the snapshot
         self.interval = _FIRST_INTERVAL
         self.losses = 0

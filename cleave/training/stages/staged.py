@@ -298,7 +298,9 @@ class StagedModel:
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
         )
-        self.resident = state = ResidentState(self.work, optimizer, folder, time.monotonic())
+        self.resident = state = ResidentState(
+            self.work, optimizer, folder, time.monotonic(), self._say
+        )
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def sync(self) -> None:
@@ -338,11 +340,7 @@ class StagedModel:
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
         self.used = result.used
-        try:
-            self.resident.add(self._step_work, result, scalars)
-        except OSError:  # the log lacks the step, so devices must not keep its updates
-            self.runtime.end_steps()
-            raise
+        self.resident.add(self._step_work, result, scalars)
         self._wanted = None
         self._log_plan = self._step_plan
         if result.snapshot is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,16 +24,18 @@ class StepLog:
 
     Args:
         folder: where the files are; None to keep all steps in memory.
+        note: called with a message if a step stays in memory, because it cannot be written.
 
     Attributes:
         steps: the steps, oldest first.
         nbytes: size of the logged activations and gradients.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, note: Callable[[str], None]) -> None:
         self.steps: tuple[LoggedStep, ...] = ()
         self.nbytes = 0
         self._folder = folder
+        self._note = note
         self._sizes: list[int] = []
 
     def add(
@@ -44,14 +46,16 @@ class StepLog:
         dy: _Arrays,
         scalars: Sequence[StageArray],
     ) -> None:
-        """Add a step, whose updates all devices have done. See `LoggedStep`.
-
-        Raises:
-            OSError: if the step cannot be written, for example because the disk is full.
-        """
+        """Add a step, whose updates all devices have done. See `LoggedStep`."""
         size = sum(a.nbytes for each in (*x, *dy) for a in each.values())
         if self._folder is not None:
-            x, dy = _written(self._folder, x, dy)
+            try:
+                x, dy = _written(self._folder, x, dy)
+            except OSError as error:  # for example, the disk is full
+                self._note(
+                    f"the log of steps stays in memory, because it cannot be written to "
+                    f"{self._folder}: {error}"
+                )
         # Only what a device needs to repeat its passes. The first inputs say the dtype.
         work = replace(
             work, x=list(x[0].values()), resident=resident, loss=None, slices=(), slice_works=()
