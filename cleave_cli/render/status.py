@@ -284,6 +284,9 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
         words.append(f"{again:,} {'pass' if again == 1 else 'passes'} done again")
     if step["ended"]:
         words.append("the step is over")
+    if (logged := step.get("logged")) is not None:
+        steps = "step" if logged == 1 else "steps"
+        words.append(f"devices keep the weights, {logged:,} {steps} since the snapshot")
     table = Table(box=None, pad_edge=False)
     table.add_column("layers", no_wrap=True, max_width=_LAYERS)
     table.add_column("device", no_wrap=True, max_width=_NAME, overflow="ellipsis")

@@ -100,11 +100,12 @@ def test_a_step_by_stages_names_who_holds_them() -> None:
         "columns": ["device", "name", "state", "reason", "own"],
         "rows": [[1, "laptop-1", "busy", "", True], [2, "laptop-2", "busy", "", False]],
     }  # fmt: skip
-    stages = {"batches": 8, "ended": False, "repeated": 1, "stages": [stage]}
+    stages = {"batches": 8, "ended": False, "repeated": 1, "logged": 3, "stages": [stage]}
     seen = Seen()
     seen.take(overview(stages=stages, devices=devices))
     page = text(seen, 80)
     assert "stages 8 micro-batches; 1 pass done again" in page
+    assert "devices keep the weights, 3 steps since the snapshot" in " ".join(page.split())
     found = [line.split() for line in page.splitlines()]
     assert ["1", "to", "4,", "loss", "laptop-1", "2", "3", "7", "3", "0"] in found
     assert ["device", "9", "2", "3", "coming"] in found  # it left

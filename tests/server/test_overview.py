@@ -300,6 +300,7 @@ def test_a_step_by_stages_and_whose_the_devices_are(overview: Overview, fleet: F
     orders = fleet.manager.begin_step(work, 1.0)
     stages = overview.answer(Question())["stages"]
     assert (stages["batches"], stages["ended"], stages["repeated"]) == (2, False, 0)
+    assert stages["logged"] is None
     first, last = stages["stages"]
     assert first == {
         "first": 0, "stop": 2, "loss": False, "slice": None, "forward": 0, "backward": 0,

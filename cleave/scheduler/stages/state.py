@@ -61,6 +61,8 @@ class StepView:
     ended: bool
     repeated: int  # number of passes that must be repeated because a device was lost or failed
     stages: tuple[StageView, ...]  # the stages, in layer order
+    # with trained state on devices, the number of steps since the snapshot; None without
+    logged: int | None = None
 
 
 @dataclass(slots=True, eq=False)

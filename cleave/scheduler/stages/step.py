@@ -275,7 +275,9 @@ class StageStep:
         )
         stages = sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
         views = tuple(stage.view(number, flying) for number, stage in stages)
-        return StepView(len(self.work.x), self.ended, self.repeated, views)
+        resident = self.work.resident
+        logged = None if resident is None else len(resident.log)
+        return StepView(len(self.work.x), self.ended, self.repeated, views, logged)
 
     def tasks(self) -> tuple[int, int]:
         """Return the number of completed tasks and the total number of tasks. Thread-safe.

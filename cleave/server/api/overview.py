@@ -520,5 +520,6 @@ def stages_answer(view: StepView | None) -> dict[str, Any] | None:
         "batches": view.batches,
         "ended": view.ended,
         "repeated": view.repeated,
+        "logged": view.logged,
         "stages": stages,
     }

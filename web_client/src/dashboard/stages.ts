@@ -34,6 +34,8 @@ export interface StageStep {
   readonly batches: number;
   readonly ended: boolean;
   readonly repeated: number;
+  /** With state on devices, the number of steps since the snapshot; null without. */
+  readonly logged: number | null;
   readonly stages: readonly Stage[];
 }
 
@@ -45,6 +47,7 @@ export function readStages(value: unknown): StageStep | null {
     batches: number(step.batches) ?? 0,
     ended: truth(step.ended),
     repeated: number(step.repeated) ?? 0,
+    logged: number(step.logged),
     stages: list(step.stages).map(readStage),
   };
 }

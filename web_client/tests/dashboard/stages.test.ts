@@ -26,7 +26,7 @@ const LAST = {
   devices: 1,
   holders: [[3, 0, 0, 0, 4]],
 };
-const STEP = { batches: 8, ended: false, repeated: 1, stages: [FIRST, LAST] };
+const STEP = { batches: 8, ended: false, repeated: 1, logged: 3, stages: [FIRST, LAST] };
 
 test("no step by stages is none", () => {
   expect(readOverview(overviewData()).stages).toBeNull();
@@ -35,7 +35,7 @@ test("no step by stages is none", () => {
 
 test("stages, who holds them and what they do have names", () => {
   const step = readOverview(overviewData({ stages: STEP })).stages;
-  expect(step).toMatchObject({ batches: 8, ended: false, repeated: 1 });
+  expect(step).toMatchObject({ batches: 8, ended: false, repeated: 1, logged: 3 });
   expect(step?.stages.map(layersOf)).toEqual(["layers 1 to 4", "layer 5 and the loss"]);
   expect(step?.stages[0]?.holders[1]).toEqual({
     device: 2,

@@ -69,6 +69,13 @@ export function StagesView({ step, devices, chosen, choose }: Props) {
           value={count(step.repeated)}
           note="passes, because a device was lost"
         />
+        {step.logged !== null && (
+          <Figure
+            name="Since the snapshot"
+            value={count(step.logged)}
+            note="steps, which a device repeats if it takes over layers"
+          />
+        )}
       </dl>
     </section>
   );
