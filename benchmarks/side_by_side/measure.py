@@ -26,6 +26,7 @@ CONTENDERS: Final[dict[Way, Callable[[Run], None]]] = {
     Way.TILES: served.run,
     Way.STAGES: served.run,
     Way.AUTO: served.run,
+    Way.RESIDENT: served.run,
     Way.VIRTUAL: virtual.run,
 }
 

@@ -9,6 +9,7 @@
 - `hivemind`: `hivemind.Optimizer`, which averages gradients in every step; `fp16`, `8bit`:
   compression of gradients.
 - `tiles`, `stages`, `auto`: `cleave train --server`, devices by `cleave join`; `off`, `on`: coding.
+- `resident`: the same with `--method stages --state devices`.
 - `virtual`: stages on emulated devices, in virtual time; `off`, `on`: coding.
 """
 
@@ -33,12 +34,13 @@ class Way(Enum):
     TILES = "tiles"
     STAGES = "stages"
     AUTO = "auto"
+    RESIDENT = "resident"
     VIRTUAL = "virtual"
 
     @property
     def of_cleave(self) -> bool:
         """Return whether this is one of Cleave's methods."""
-        return self in (Way.TILES, Way.STAGES, Way.AUTO, Way.VIRTUAL)
+        return self in (Way.TILES, Way.STAGES, Way.AUTO, Way.RESIDENT, Way.VIRTUAL)
 
     @property
     def needs_links(self) -> bool:

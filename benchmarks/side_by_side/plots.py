@@ -22,6 +22,7 @@ _NAMES: Final = {
     Way.HIVEMIND: "hivemind",
     Way.TILES: "Cleave by tiles",
     Way.STAGES: "Cleave by stages",
+    Way.RESIDENT: "Cleave, state on devices",
 }
 
 

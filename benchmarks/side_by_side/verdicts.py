@@ -110,7 +110,7 @@ def winners(rows: Sequence[Row]) -> Iterator[str]:
         here = calm(rows, setting)
         if setting.fault is not Fault.NONE:
             continue
-        own = fastest(here, [Way.STAGES, Way.TILES, Way.AUTO], dtype)
+        own = fastest(here, [Way.STAGES, Way.TILES, Way.AUTO, Way.RESIDENT], dtype)
         peer, plain = fastest(here, peers, dtype), fastest(here, [Way.PLAIN], dtype)
         if own is None or peer is None:
             continue

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.run import Run
 from benchmarks.side_by_side.setting import SCHEDULE, WARMUP_STEPS
 
@@ -56,7 +57,9 @@ def run(run: Run) -> None:
     ]  # fmt: skip
     for device in devices:
         processes.await_record(server, _has_joined(device.name))
-    way = ("--method", run.method.way.value)
+    resident = run.method.way is Way.RESIDENT
+    by = "stages" if resident else run.method.way.value
+    way = ("--method", by, *(("--state", "devices") if resident else ()))
     job = processes.start("train", training(run, *way, "--server", listening["operator_url"]))
     run.follow(processes.records(job), devices, server)
     run.row.lost = sum(" left (" in line for line in server.out.read_text().splitlines())
