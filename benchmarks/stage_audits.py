@@ -42,8 +42,8 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.noise import noisy
 from cleave.machine.graph_session import CPU_PROVIDER
-from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
 from cleave.training.stages.audits import Auditor, Fault, Rounding, Watch
 from cleave.training.stages.honest_error import ROUNDING

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from cleave.planner.stages.model import HeadSlice, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import GradientAccumulator
 from cleave.scheduler.stages.outcomes import StageRecord, SumsRecord
+from cleave.scheduler.stages.passes import GradientAccumulator
 from cleave.scheduler.stages.work import KeptLayer, SumName
 
 _Value = TypeVar("_Value")

@@ -22,7 +22,7 @@ from cleave.planner.stages.model import NOTHING_KEPT, Keep
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import GradientAccumulator, StageDevice, arrays_of
+from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
@@ -38,6 +38,7 @@ from cleave.scheduler.stages.outcomes import (
     Suspect,
     UpdateWanted,
 )
+from cleave.scheduler.stages.passes import GradientAccumulator, arrays_of
 from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes

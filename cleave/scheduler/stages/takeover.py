@@ -15,7 +15,8 @@ from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import StageDevice, arrays_of, masks_of, sums_of
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.passes import arrays_of, masks_of, sums_of
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     LayerWork,

@@ -28,8 +28,8 @@ from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.device import sums_of
 from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     SliceWork,
