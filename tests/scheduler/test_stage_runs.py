@@ -20,7 +20,7 @@ from cleave.scheduler.stages.outcomes import StepFailed
 from cleave.scheduler.stages.runs import StagesOn
 from tests.invariants import check_state
 from tests.scheduler import test_admission
-from tests.scheduler.stage_devices import step_work
+from tests.scheduler.stage_devices import resident_of, step_work
 
 MEMORY_BYTES = 2**30
 HELLO = replace(test_admission.HELLO, features=(Feature.GRAPHS.value,))
@@ -218,3 +218,18 @@ def test_a_mark_means_nothing_where_any_device_will_do() -> None:
     manager.begin_step(work, 1.0)
     assert manager.mark_own(1, False, 2.0) == []
     assert manager.stages.busy(1)
+
+
+def test_memory_is_reserved_where_the_trained_state_is() -> None:
+    """Device 2 took the state over from device 1, and the plan does not say so."""
+    manager = server(1, 2)
+    come(manager, 1, 2)
+    work = step_work(2, 2, [PlannedStage(0, 2, (1,))])
+    work = replace(work, resident=resident_of(work))
+    manager.begin_step(work, 1.0)
+    manager.closed(1, "it vanished", 2.0)
+    manager.withdraw_step(3.0)
+    begun = manager.begin_step(replace(work, token=object()), 4.0)
+    assert messages.RunGraph in sent(begun, 2)
+    assert manager.sessions[2].reserved_bytes == MEMORY_BYTES
+    check_state(manager)

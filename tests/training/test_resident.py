@@ -227,6 +227,29 @@ def test_a_full_disk_keeps_the_log_in_memory(
     same_weights(model, plain, 1e-3)
 
 
+def test_a_step_that_ends_before_it_is_logged_is_undone() -> None:
+    """Devices did the updates, but the log lacks them."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(4)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with emulated(3, seed=1) as fleet:
+        run = Run(model, fleet)
+        assert run.staged.resident is not None
+        mine = [run.step(given[0])]
+        for ids in given[1:]:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(run.staged.resident.log, "add", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    run.step(ids)
+            mine.append(run.step(ids))
+        run.staged.sync()
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
+
+
 def test_a_step_whose_update_is_refused_leaves_the_state_as_it_was() -> None:
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(3)

@@ -415,9 +415,11 @@ class SessionManager:
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
         """Start a step by stages, and reserve all memory of its devices until the step ends."""
+        begun = self.stages.begin(work, now_s)
         planned = {device for stage in work.planned for device in stage.devices}
-        reserved = self._reserve(dict.fromkeys(planned), now_s)
-        return reserved + self._carry_out(self.stages.begin(work, now_s), now_s)
+        # Trained state may be on devices that are not in the plan.
+        reserved = self._reserve(dict.fromkeys(planned | self.stages.in_use), now_s)
+        return reserved + self._carry_out(begun, now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
         """Set the bytes reserved for stages on each device. None reserves all of its memory."""

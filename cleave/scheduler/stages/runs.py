@@ -142,6 +142,11 @@ class StageRuns:
             return True
         return self._step is not None and not self._step.ended and device in self._stores
 
+    @property
+    def in_use(self) -> set[int]:
+        """Return the devices that have stages in the current step."""
+        return self._step.devices if self._step is not None else set()
+
     def occupied_bytes(self, device: int) -> int:
         """Return the size of all arrays and graphs for stages on a device, in bytes."""
         store = self._stores.get(device)

@@ -101,6 +101,11 @@ class StageStep:
         self._diverged = False  # the caller confirmed a non-finite value
         self._stages[0].x = dict(enumerate(work.x[:batches]))
 
+    @property
+    def devices(self) -> set[int]:
+        """Return the devices of all stages."""
+        return {device for stage in self._stages for device in stage.devices}
+
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
@@ -515,7 +520,7 @@ class StageStep:
 
     def _turns(self, busy: Counter[int]) -> list[int]:
         """Return the devices that may run another request, in the order of `rules.turn`."""
-        able = {d for stage in self._stages for d in stage.devices}
+        able = self.devices
         if not able <= self._request_s.keys():
             self._time_units()
         free = [device for device in able if rules.may_have_another(busy[device])]

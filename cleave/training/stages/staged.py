@@ -148,7 +148,8 @@ class StagedModel:
         self.work = work
         self.runtime = runtime
         self.resident: ResidentState | None = None
-        self._wanted: UpdateWanted | None = None
+        self._wanted: UpdateWanted | None = None  # of a step that is not in the log
+        self._updates = False  # whether devices may do the update of this step
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
         # The plan of the steps in the log; None if the log is empty.
         self._log_plan: StagePlan | None = None
@@ -322,10 +323,18 @@ class StagedModel:
         self._log_plan = None
 
     def _withdraw_unfinished(self) -> None:
-        """Withdraw a step whose update was refused, for example because training diverged."""
-        if self._wanted is not None:
-            self._wanted = None
+        """Undo a step that is not in the log.
+
+        Either its update was refused, for example because training diverged, or an exception such
+        as KeyboardInterrupt ended the update. Then devices may have done it, and drop their state.
+        """
+        if self._wanted is None:
+            return
+        if self._updates:
+            self.runtime.end_steps()
+        else:
             self.runtime.withdraw_step()
+        self._wanted, self._updates = None, False
 
     def _squares(self) -> float:
         assert self._wanted is not None
@@ -336,12 +345,13 @@ class StagedModel:
         assert self.resident is not None
         assert self._step_work is not None
         began_s, scalars = time.perf_counter(), self.resident.scalars(rate, clip)
+        self._updates = True
         self.runtime.update(scalars)
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
         self.used = result.used
         self.resident.add(self._step_work, result, scalars)
-        self._wanted = None
+        self._wanted, self._updates = None, False
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self.resident.take(result.snapshot)
