@@ -1,9 +1,10 @@
 """The costs of resident stages, whose parameters and optimizer state stay on devices.
 
-Each stage has one *holder*, a device that keeps parameters, gradient sums and AdamW moments in fp32.
-The PS relays and logs the activations and gradients at stage boundaries. The planner's simulation of a step predicts its time and the idle time of each
-uplink (`cleave.planner.stages.prediction`). Not counted: the optimizer step on devices, the disk
-time of the log, and the memory in which a holder keeps old values until they are uploaded.
+Each stage has one *holder*, a device that keeps parameters, gradient sums and AdamW moments in
+fp32. The PS relays and logs the activations and gradients at stage boundaries. The planner's
+simulation of a step predicts its time and the idle time of each uplink
+(`cleave.planner.stages.prediction`). Not counted: the optimizer step on devices, the disk time of
+the log, and the memory in which a holder keeps old values until they are uploaded.
 """
 
 from __future__ import annotations

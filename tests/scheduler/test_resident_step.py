@@ -206,7 +206,8 @@ class Training(Trial):
         if isinstance(result, StepFailed):
             return result
         assert isinstance(result, StepResult)
-        snapshot = self.runs.finished_snapshot()
+        assert self.runs.finished_snapshot(-1) is None  # it is of another model
+        snapshot = self.runs.finished_snapshot(0)
         self._check_held()
         if self.fetches:
             assert snapshot is None
@@ -302,7 +303,8 @@ def disturbed(training: Training, rng: random.Random, trouble: float, events: in
             return
 
 
-@mock.patch.multiple("cleave.scheduler.stages.device", _SNAPSHOT_BYTES=1, _PIECE_BYTES=1)
+@mock.patch("cleave.scheduler.stages.device_arrays._PIECE_BYTES", 1)
+@mock.patch("cleave.scheduler.stages.device._SNAPSHOT_BYTES", 1)
 @settings(max_examples=examples(600), deadline=None)
 @given(data=st.data())
 def test_each_update_counts_once(data: st.DataObject) -> None:

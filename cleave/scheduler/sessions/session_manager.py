@@ -493,8 +493,15 @@ class SessionManager:
                             self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
-                    used, snapshot = self.stages.used(now_s), self.stages.finished_snapshot()
-                    told = TellStep(replace(result, used=used, snapshot=snapshot), work)
+                    model = 0 if work is None else work.model
+                    told = TellStep(
+                        replace(
+                            result,
+                            used=self.stages.used(now_s),
+                            snapshot=self.stages.finished_snapshot(model),
+                        ),
+                        work,
+                    )
                     done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]

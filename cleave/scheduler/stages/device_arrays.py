@@ -303,10 +303,13 @@ class DeviceArrays:
 
 
 def row_pieces(
-    key: tuple[Any, ...], array: int, rows: int, columns: int, nbytes: int = _PIECE_BYTES
+    key: tuple[Any, ...], array: int, rows: int, columns: int, nbytes: int | None = None
 ) -> Iterator[RowsPiece]:
-    """Divide an array into blocks of rows. Each block's name is `key` and its first row."""
-    step = max(1, nbytes // (_FP32 * columns))
+    """Divide an array into blocks of rows of at most `nbytes` bytes, or of the default size.
+
+    Each block's name is `key` and its first row.
+    """
+    step = max(1, (nbytes or _PIECE_BYTES) // (_FP32 * columns))
     for first in range(0, rows, step):
         yield RowsPiece((*key, first), array, first, min(step, rows - first), columns)
 

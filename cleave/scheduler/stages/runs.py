@@ -213,10 +213,11 @@ class StageRuns:
         self._snapshot = SnapshotRun(work, position, found)
         return [*self._snapshot.begin()]
 
-    def finished_snapshot(self) -> Snapshot | None:
-        """Return a finished snapshot once; None if there is none."""
-        found = self._snapshot.finished if self._snapshot is not None else None
-        if found is not None:
+    def finished_snapshot(self, model: int) -> Snapshot | None:
+        """Return a finished snapshot of a model once; None if there is none."""
+        if self._snapshot is None or self._snapshot.model != model:
+            return None
+        if (found := self._snapshot.finished) is not None:
             self._snapshot = None
         return found
 

@@ -22,9 +22,13 @@ class SnapshotRun:
         work: that step.
         position: number of updates before the snapshot; see `Snapshot`.
         holders: for each stage, the device that holds its state.
+
+    Attributes:
+        model: the ID of the model; see `StepWork`.
     """
 
     def __init__(self, work: StepWork, position: int, holders: Mapping[int, StageDevice]) -> None:
+        self.model = work.model
         self._position = position
         self._stores = {store.device: store for store in holders.values()}
         self._requests: dict[int, StageRequest] = {}
