@@ -16,9 +16,12 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.training.loop import state_files
+from cleave.training.loop.disk import Patience
 from cleave.training.loop.finite import DivergedError
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages import step_log
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
@@ -48,10 +51,11 @@ class Run:
         clip: float = 1.0,
         dtype: DType = DType.FP32,
         folder: Path | None = None,
+        files: StateFiles | None = None,
         **settings: Any,
     ) -> None:
         self.model = model
-        self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
+        self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False, files=files)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
         self.staged.keep_on_devices(self.optimizer, folder)
 
@@ -202,6 +206,27 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
 def test_an_optimizer_that_devices_lack_is_refused() -> None:
     with emulated(2, seed=1) as fleet, pytest.raises(UsageError, match="adafactor"):
         Run(small_model("opt"), fleet, UpdateRule(OptimizerKind.ADAFACTOR))
+
+
+def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server then needs memory for neither weights nor optimizer state of the layers."""
+    monkeypatch.setattr(state_files, "LEAST_BYTES", 1)
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(4)
+    with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet, files=StateFiles(tmp_path, Patience(print, lambda: False, print)))
+        lost = losing(fleet.runtime, 150)
+        mine = [run.step(ids) for ids in given]
+        run.staged.sync()
+        assert lost() > 0
+    names = run.optimizer.on_devices
+    assert names is not None
+    for name in names.names:
+        assert is_mapped(run.optimizer.parameters[name].data), name
+        assert all(map(is_mapped, run.optimizer.moments(name)[1])), name
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
 
 
 def test_a_full_disk_keeps_the_log_in_memory(

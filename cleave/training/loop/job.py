@@ -285,7 +285,10 @@ class JobSpec:
         "sharded (recompute; --servers share the weights).",
         choices=MemoryMode,
     )
-    state_dir: str = _setting("", "Folder for the optimizer state, in files; else in memory.")
+    state_dir: str = _setting(
+        "",
+        "Folder for the optimizer state, in files; with --state devices, also for weights.",
+    )
     method: str = _setting(
         "auto",
         "stages (whole layers on devices), tiles, local (server alone) or auto.",
@@ -373,11 +376,6 @@ class JobSpec:
             raise UsageError(
                 "--fallback local computes on the server, and --state devices leaves it no "
                 "current weights; give --fallback wait, or --state server"
-            )
-        if self.state_dir:
-            raise UsageError(
-                "--state-dir keeps optimizer state in files of the server; leave it out with "
-                "--state devices"
             )
 
     def _check_adapters(self) -> None:

@@ -372,7 +372,8 @@ class Optimizer:
     def moments(self, name: str) -> tuple[int, list[Tensor]]:
         """Return a parameter's number of updates and its moments, which begin with zeros.
 
-        Only AdamW and SGD have such moments. SGD does not count updates, so the number is 0.
+        Only AdamW and SGD have such moments. SGD does not count updates, so the number is 0. With
+        `files`, the moments and the parameter itself are moved to files.
         """
         parameter = self.parameters[name]
         state = self._optimizers[name].state[parameter]
@@ -383,6 +384,11 @@ class Optimizer:
         for key in keys:
             if state.get(key) is None:
                 state[key] = torch.zeros_like(parameter)
+        if self._files is not None:
+            self._files.move(state)
+            moved: dict[str, Any] = {name: parameter.data}
+            self._files.move(moved)
+            parameter.data = moved[name]
         return int(state.get("step", 0)), [state[key] for key in keys]
 
     def count_updates(self, name: str, updates: int) -> None:
