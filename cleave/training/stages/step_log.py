@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cleave.files import make_folder, write_all
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
 
@@ -73,11 +74,11 @@ class StepLog:
 
 def _written(folder: Path, x: _Arrays, dy: _Arrays) -> tuple[_Arrays, _Arrays]:
     """Write all arrays to a file, and return arrays whose payloads are in the file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryFile(dir=folder) as file:
         for each in (*x, *dy):
             for array in each.values():
-                file.write(_bytes(array))
+                write_all(file, _bytes(array))
         if not file.tell():
             return x, dy
         file.flush()
@@ -93,6 +94,7 @@ def _written(folder: Path, x: _Arrays, dy: _Arrays) -> tuple[_Arrays, _Arrays]:
     return made[: len(x)], made[len(x) :]
 
 
-def _bytes(array: StageArray) -> bytes | bytearray | memoryview:
+def _bytes(array: StageArray) -> memoryview:
     payload = array.payload
-    return payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
+    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
+    return memoryview(held).cast("B")
