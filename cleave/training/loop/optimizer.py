@@ -129,7 +129,6 @@ class UpdateRule:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
-
     eps: float = _EPS
 
     def decay_of(self, parameter: Tensor) -> float:

@@ -319,7 +319,7 @@ class Trainer:
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
-        self.step_began = False  # whether a step has begun, so that `restore` is no longer called
+        self._began = False  # whether a step has begun, so that `restore` is no longer called
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
@@ -513,8 +513,8 @@ class Trainer:
             part = self.shared.part(batches)
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
-            if not self.step_began:
-                self.step_began = True
+            if not self._began:
+                self._began = True
                 fleet.keep_on_devices(self.optimizer, self.folder.path)
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
