@@ -24,10 +24,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import argparse
 import copy
-import logging
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +47,9 @@ from benchmarks.stage_exact import (
     Disturber,
     batches_of,
     everyone_is_there,
+    families_parser,
     family_model,
+    options_of,
     rows_of,
 )
 from cleave.arrays import DType
@@ -302,20 +301,10 @@ def show_drift(steps: int) -> bool:
 
 def main() -> None:
     """Run the benchmark; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--quick", action="store_true", help="one family")
-    parser.add_argument("--stop-s", type=float, default=60.0)
+    parser = families_parser(__doc__, FAMILIES)
     parser.add_argument("--drift", action="store_true", help="many losses, in virtual time")
     parser.add_argument("--steps", type=int, default=200, help="of --drift")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends children, too
-    families = options.families.split(",")[: 1 if options.quick else None]
-    if unknown := set(families) - set(FAMILIES):
-        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
-    logging.getLogger("cleave").setLevel(logging.ERROR)  # joins and losses are expected
+    options, families = options_of(parser, FAMILIES)
     met = show_drift(options.steps) if options.drift else show_exact(families, options.stop_s)
     sys.exit(0 if met else 1)
 

@@ -769,22 +769,36 @@ def show_cost() -> bool:
     return met
 
 
-def main() -> None:
-    """Run the benchmark; see the module's docstring."""
+def families_parser(description: str | None, families: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser of options that benchmarks of model families share."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--families", default=",".join(families))
     parser.add_argument("--quick", action="store_true", help="one family")
     parser.add_argument("--stop-s", type=float, default=60.0)
-    parser.add_argument("--churn", action="store_true", help="losses at scale, in virtual time")
-    parser.add_argument("--steps", type=int, default=100, help="of --churn")
+    return parser
+
+
+def options_of(
+    parser: argparse.ArgumentParser, known: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse the options of `families_parser`, and return them and the families."""
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends children, too
-    families = options.families.split(",")[: 1 if options.quick else None]
-    if unknown := set(families) - set(FAMILIES):
-        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
+    families: list[str] = options.families.split(",")[: 1 if options.quick else None]
+    if unknown := set(families) - set(known):
+        parser.error(f"no family {', '.join(unknown)}; there are {', '.join(known)}")
     logging.getLogger("cleave").setLevel(logging.ERROR)  # joins and losses are expected
+    return options, families
+
+
+def main() -> None:
+    """Run the benchmark; see the module's docstring."""
+    parser = families_parser(__doc__, FAMILIES)
+    parser.add_argument("--churn", action="store_true", help="losses at scale, in virtual time")
+    parser.add_argument("--steps", type=int, default=100, help="of --churn")
+    options, families = options_of(parser, FAMILIES)
     if options.churn:
         met = show_churn(options.steps)
         met &= show_cost()

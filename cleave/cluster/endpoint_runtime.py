@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ class EndpointRuntime(FleetRuntime):
     """A fleet runtime that calls an endpoint. `call` waits for the result, but `tell` need not."""
 
     clock = "wall"
-    shares_memory = False
+    keeps_state = False  # it sends each array to the endpoint once, so snapshots could not change
 
     def __init__(self, call: Call, tell: Call) -> None:
         self._call = call
@@ -102,12 +102,6 @@ class EndpointRuntime(FleetRuntime):
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         self._call("give", batch, self._packer.pack(made), after)
-
-    def begin_snapshot(self, work: StepWork, position: int) -> None:
-        self._call("of_runtime", "begin_snapshot", self._packer.pack(work), position)
-
-    def update(self, scalars: Sequence[StageArray]) -> None:
-        self._call("of_runtime", "update", [self._packer.pack(each) for each in scalars])
 
     def resolve(self, right: bool, reason: str) -> None:
         self._call("of_runtime", "resolve", right, reason)

@@ -32,8 +32,7 @@ class FleetRuntime(ABC):
     """
 
     clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`
-    # whether devices receive an array's current values; False if the runtime copies each array once
-    shares_memory: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = True  # whether devices may keep weights and optimizer state
     own_device: OwnDevice | None = None  # None if the PS's computer cannot become a device
 
     @abstractmethod
@@ -81,16 +80,17 @@ class FleetRuntime(ABC):
         not compute `made`. `StageStep.give` describes which array each call passes.
         """
 
-    @abstractmethod
     def begin_snapshot(self, work: StepWork, position: int) -> None:
         """Begin to fetch the trained state after the step `work`, while later steps run.
 
-        `StepResult.snapshot` of a later step has it, with `position`.
+        `StepResult.snapshot` of a later step has it, with `position`. Call this and `update` only
+        if `keeps_state`.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def update(self, scalars: Sequence[StageArray]) -> None:
         """Let devices update the trained state that stays on them; see `UpdateWanted`."""
+        raise NotImplementedError
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:

@@ -27,6 +27,13 @@ class Method(Enum):
     """The parameter server (PS) trains alone."""
 
 
+class StateMode(Enum):
+    """Where the layers' weights and optimizer state stay between steps by stages."""
+
+    SERVER = "server"
+    DEVICES = "devices"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
     """The rates, memory and capabilities of one device, as input to a planner.

@@ -82,7 +82,7 @@ def plan(
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
-    from cleave.planner.plan import ElementBytes, Method, PsRates
+    from cleave.planner.plan import ElementBytes, Method, PsRates, StateMode
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.tiles.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
@@ -116,8 +116,6 @@ def plan(
         raise UsageError("--servers compares whole steps; leave out --gemm, --crossing and --plot")
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
-    if state not in ("server", "devices"):
-        raise UsageError(f"--state is {state!r}; use server or devices")
     sharded = memory == "sharded"
     if sharded and not counts:
         raise UsageError("--memory sharded is of several servers; give --servers as well")
@@ -132,6 +130,12 @@ def plan(
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
     by = choice_of(Method, "--method", method)
+    on_devices = choice_of(StateMode, "--state", state) is StateMode.DEVICES
+    if on_devices and (counts or gemm or by in (Method.TILES, Method.LOCAL)):
+        raise UsageError(
+            "--state devices is of use with stages and one server; leave out --gemm, --servers and "
+            "other methods"
+        )
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or float("inf")
@@ -163,7 +167,7 @@ def plan(
         devices,
         in_fp32,
         server_of(sizes, ps_gflops, dtype, ps),
-        on_devices=state == "devices",
+        on_devices=on_devices,
     )
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"

@@ -224,7 +224,7 @@ def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names is not None
     for name in names.names:
         assert is_mapped(run.optimizer.parameters[name].data), name
-        assert all(map(is_mapped, run.optimizer.moments(name)[1])), name
+        assert all(map(is_mapped, run.optimizer.hand_over(name)[1])), name
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
 
@@ -309,6 +309,6 @@ def test_a_snapshot_that_is_a_copy_of_the_weights_is_refused() -> None:
 def test_devices_of_an_endpoint_do_not_keep_state() -> None:
     """An endpoint has a copy of the first snapshot, which a new one does not change."""
     with emulated(2, seed=1) as fleet, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet.runtime, "shares_memory", EndpointRuntime.shares_memory)
+        patch.setattr(fleet.runtime, "keeps_state", EndpointRuntime.keeps_state)
         with pytest.raises(UsageError, match="Ray"):
             Run(small_model("opt"), fleet)

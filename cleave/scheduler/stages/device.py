@@ -1,8 +1,8 @@
-"""The messages that request everything that a device does for stages."""
+"""The messages for trained state that stays on one device: restoring, updating, returning it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Final
 
@@ -15,7 +15,6 @@ from cleave.scheduler.stages.work import (
     Resident,
     StageRequest,
     StepWork,
-    SumName,
 )
 
 _SNAPSHOT_BYTES: Final = 256 * 2**10  # size of a piece, which delays activations on a slow uplink
@@ -68,15 +67,15 @@ class StageDevice(StagePasses):
             if array in self._sent and array not in needed:
                 self._forget(array)
 
-    def squares(self, request: StageRequest, sums: Mapping[SumName, int]) -> None:
-        """Request the sum of all squared elements of gradient sums, unless there are no sums.
+    def squares(self, request: StageRequest) -> None:
+        """Request the sum of all squared elements of `request.sums`, unless there are no sums.
 
         No order overwrites an input, so that a failed order can be repeated alone.
         """
         total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
         array = 0
-        for layer, name in sums:
-            feed = {names.GRADIENT: sums[layer, name], total: array}
+        for (layer, name), gradient in request.sums.items():
+            feed = {names.GRADIENT: gradient, total: array}
             shape = sums_of(self.work, layer)[name]
             flops = 2 * shape.rows * shape.columns
             found = self._run(request, self._resident.squares, feed, {new: _FP32}, flops)
@@ -108,19 +107,14 @@ class StageDevice(StagePasses):
 
     def state(self, request: StageRequest) -> None:
         """Request a stage's trained state. Answers have the key (array, first row)."""
-        for _, one in self._resident.of_stage(request.plan):
-            for array in one.arrays:
-                id = self._sent[array]
-                request.rest += row_pieces((array,), id, array.rows, array.columns)
+        for array in self._resident.arrays_of(request.plan):
+            id = self._sent[array]
+            request.rest += row_pieces((array,), id, array.rows, array.columns)
         self.more_rows(request)
 
-    def holds_state(self, stage: PlannedStage) -> bool:
-        """Return whether the trained state of a stage's layers is on the device."""
-        return all(array in self._sent for array in self._resident.arrays_of(stage))
-
-    def begin_snapshot(self, request: StageRequest, stage: PlannedStage) -> None:
+    def begin_snapshot(self, request: StageRequest, state: Iterable[StageArray]) -> None:
         """Keep the present trained state of a stage until `request` has returned it."""
-        for array in self._resident.arrays_of(stage):
+        for array in state:
             id = self._snapshot[array] = self._sent[array]
             request.rest += row_pieces((array,), id, array.rows, array.columns, _SNAPSHOT_BYTES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -206,7 +206,11 @@ class StageRuns:
         """
         if self._snapshot is not None:
             return []
-        holders = {n: self._holder(work, stage) for n, stage in enumerate(work.planned)}
+        assert work.resident is not None
+        holders = {
+            number: self._holder(work.resident.arrays_of(stage))
+            for number, stage in enumerate(work.planned)
+        }
         found = {number: store for number, store in holders.items() if store is not None}
         if len(found) < len(holders):
             return []
@@ -225,14 +229,11 @@ class StageRuns:
         snapshot, self._snapshot = self._snapshot, None
         return [*snapshot.abandon()] if snapshot is not None else []
 
-    def _holder(self, work: StepWork, stage: PlannedStage) -> StageDevice | None:
+    def _holder(self, state: Iterable[StageArray]) -> StageDevice | None:
         """Return the store of an able device that holds a stage's trained state."""
-        able = self.able
-        for device, store in self._stores.items():
-            store.work = work
-            if device in able and store.holds_state(stage):
-                return store
-        return None
+        able, state = self.able, list(state)
+        stores = (store for device, store in self._stores.items() if device in able)
+        return next((store for store in stores if all(map(store.holds, state))), None)
 
     def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
         """Return a stage with the one device that holds its trained state, if there is one.
@@ -240,8 +241,8 @@ class StageRuns:
         A stage without trained layers has no state, so it stays on its planned device.
         """
         assert work.resident is not None
-        trained = any(True for _ in work.resident.arrays_of(stage))
-        store = self._holder(work, stage) if trained else None
+        state = list(work.resident.arrays_of(stage))
+        store = self._holder(state) if state else None
         devices = stage.devices[:1] if store is None else (store.device,)
         return replace(stage, devices=devices)
 

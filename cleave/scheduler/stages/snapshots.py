@@ -32,12 +32,13 @@ class SnapshotRun:
         self._position = position
         self._stores = {store.device: store for store in holders.values()}
         self._requests: dict[int, StageRequest] = {}
+        assert work.resident is not None
         for number, store in holders.items():
             plan = work.planned[number]
             request = self._requests.setdefault(
                 store.device, StageRequest(RequestKind.STATE, number, plan, -1, store.device)
             )
-            store.begin_snapshot(request, plan)
+            store.begin_snapshot(request, work.resident.arrays_of(plan))
 
     def owns(self, order: StageOrder) -> bool:
         """Return whether an order is part of this snapshot."""

@@ -41,12 +41,12 @@ from cleave.scheduler.stages.outcomes import (
 from cleave.scheduler.stages.passes import GradientAccumulator, arrays_of
 from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
+from cleave.scheduler.stages.trained_state import TrainedState
 from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
 from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
-_CHANGE_STATE: Final = (RequestKind.RESTORE, RequestKind.UPDATE)
 
 
 class StageStep:
@@ -81,13 +81,14 @@ class StageStep:
         ]
         for stage in self._stages:
             stage.owes_state = resident is not None and resident.fetches
-        # Coefficients of the optimizer step on devices; None until the training thread gives them.
-        self._scalars: Sequence[StageArray] | None = None
-        self._update_is_wanted = False  # the training thread was asked for `_scalars`
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
         self._requests: set[StageRequest] = set()
+        # None if the PS sends parameters and fetches gradients
+        self._trained = (
+            TrainedState(resident, self._stages, stores, self._requests) if resident else None
+        )
         self._taking: dict[StageRequest, GradientAccumulator] = {}
         self._went_back: set[int] = set()  # devices whose latest request was a backward pass
         self._request_s: dict[int, float] = {}  # key: device; value: predicted seconds per request
@@ -187,7 +188,9 @@ class StageStep:
         store.be_careful(present[device].memory_bytes if device in present else 0)
         stages = [stage for stage in self._stages if device in stage.devices]
         kept = {array for one in stages for array in self._arrays_of(one, device)}
-        store.start_over(kept.difference(*self._unfinished_state(device)))
+        if self._trained is not None:
+            kept = kept.difference(*self._trained.unfinished(device))
+        store.start_over(kept)
         self._out += store.take()
         self._lose_work(device)
         return self._go_on()
@@ -205,7 +208,7 @@ class StageStep:
         for stage in left:
             if stage.has_landed:
                 continue
-            if stage.devices or stage.accumulators or self.work.resident is not None:
+            if stage.devices or stage.accumulators or self._trained is not None:
                 self._reinforce(stage)
             else:
                 self._divide(stage)
@@ -255,9 +258,9 @@ class StageStep:
         Args:
             scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
         """
-        if self.ended:
+        if self.ended or self._trained is None:
             return []
-        self._scalars = scalars
+        self._trained.scalars = scalars
         return self._go_on()
 
     def withdraw(self) -> None:
@@ -266,8 +269,9 @@ class StageStep:
         Unless the step is complete, devices drop the trained state that it has updated. The log
         does not contain the step, so this state would be ahead of the log.
         """
-        for device, store in self._stores.items():
-            store.drop_state(*self._unfinished_state(device), *self._updated_state(device))
+        if (trained := self._trained) is not None and not self.ended:
+            for device, store in self._stores.items():
+                store.drop_state(*trained.unfinished(device), *trained.updated(device))
         self.ended = True
         self._requests.clear()
         self._suspects.clear()
@@ -356,7 +360,7 @@ class StageStep:
 
     def _stands_out(self, request: StageRequest) -> dict[Place, float]:
         """Return the unusual magnitudes in a request's results, keyed by place."""
-        if self._diverged or request not in self._requests or self.work.resident is not None:
+        if self._diverged or request not in self._requests or self._trained is not None:
             return {}  # the PS lacks the weights with which it could repeat resident stages
         return {p: size for p, size in request.sizes.items() if not self._usual.explains(p, size)}
 
@@ -423,8 +427,6 @@ class StageStep:
                 accumulator.taken = accumulator.landed = True
             case RequestKind.STATE:
                 stage.state, stage.owes_state = request.found, False
-            case RequestKind.RESTORE:
-                pass  # the device holds the state, so it gets the stage's passes
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
         """Record a forward pass. Send its output to the next stage or the training thread."""
@@ -498,10 +500,10 @@ class StageStep:
         while not self.ended and self._ask_once():
             pass
         if not self.ended:
-            if self.work.resident is None:
+            if self._trained is None:
                 self._take_sums()
             else:
-                self._ask_resident()
+                self._use_gradients(self._trained)
             self._tell_done()
             self._finish_step()
         out, self._out = self._out, []
@@ -512,8 +514,8 @@ class StageStep:
         self._replace_missing()
         if self.ended:
             return False
-        if self.work.resident is not None:
-            self._restore_missing()
+        if self._trained is not None:
+            self._restore_missing(self._trained)
         busy = Counter(request.device for request in self._requests)
         asked = [self._ask(device) for device in self._turns(busy)]
         return any(asked)
@@ -542,7 +544,7 @@ class StageStep:
         mine = [
             (n, s)
             for n, s in enumerate(self._stages)
-            if device in s.devices and (self.work.resident is None or self._is_restored(n, device))
+            if device in s.devices and (self._trained is None or self._trained.may_run(n, device))
         ]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
@@ -634,87 +636,38 @@ class StageStep:
                 store.sums(request, accumulator, stage.sums)
                 self._out += store.take()
 
-    def _is_restored(self, number: int, device: int) -> bool:
-        """Return whether a device has the trained state of a stage, after all logged steps."""
-        plan, store = self._stages[number].plan, self._stores.get(device)
-        if store is None or not store.holds_state(plan):
-            return False
-        return not any(
-            request.stage == number and request.kind is RequestKind.RESTORE
-            for request in self._requests
-        )
+    def _restore_missing(self, trained: TrainedState) -> None:
+        """Send the trained state of stages to devices that lack it."""
+        for number, device in trained.missing():
+            request = self._request(RequestKind.RESTORE, number, -1, device)
+            store = self._store(device)
+            store.restore(request)
+            if not request.answers:  # nothing was logged since the snapshot
+                self._requests.discard(request)
+            self._out += store.take()
 
-    def _restore_missing(self) -> None:
-        """Send the trained state of stages to devices that do not hold it."""
-        for number, stage in enumerate(self._stages):
-            for device in stage.devices:
-                store = self._store(device)
-                if store.holds_state(stage.plan) or stage.has_landed:
-                    continue
-                request = self._request(RequestKind.RESTORE, number, -1, device)
-                store.restore(request)
-                if not request.answers:
-                    self._requests.discard(request)
-                self._out += store.take()
-
-    def _unfinished_state(self, device: int) -> list[set[StageArray]]:
-        """Return the trained state of each stage that a device is still restoring or updating."""
-        resident = self.work.resident
-        if resident is None:
-            return []
-        return [
-            set(resident.arrays_of(request.plan))
-            for request in self._requests
-            if request.device == device and request.kind in _CHANGE_STATE
-        ]
-
-    def _updated_state(self, device: int) -> list[set[StageArray]]:
-        """Return the trained state that a device has updated in a step that is not complete."""
-        resident = self.work.resident
-        if resident is None or resident.fetches or self.ended:
-            return []
-        if all(stage.has_landed for stage in self._stages):
-            return []
-        updated = (s for s in self._stages if s.has_landed and device in s.devices)
-        return [set(resident.arrays_of(stage.plan)) for stage in updated]
-
-    def _ask_resident(self) -> None:
+    def _use_gradients(self, trained: TrainedState) -> None:
         """Request squared gradients, updates or trained state of stages without passes left."""
-        for number, stage in enumerate(self._stages):
-            if stage.left or stage.has_landed or any(r.stage == number for r in self._requests):
+        for number, device, kind in list(trained.due()):
+            if self._is_waited_for(device):
                 continue
-            for device in stage.devices:
-                if not self._is_restored(number, device) or self._is_waited_for(device):
-                    continue
-                if (kind := self._next_resident(stage)) is None:
-                    continue
-                request = self._request(kind, number, -1, device)
-                store = self._store(device)
-                match kind:
-                    case RequestKind.SQUARES:
-                        store.squares(request, stage.accumulator_on(device).sums)
-                    case RequestKind.UPDATE:
-                        assert self._scalars is not None
-                        request.sums = stage.accumulator_on(device).sums
-                        store.update(request, self._scalars)
-                    case _:
-                        store.state(request)
-                if not request.answers:  # no layer of the stage is trained
-                    self._accept(request)
-                self._out += store.take()
-        squares = [stage.squares for stage in self._stages if stage.squares is not None]
-        if len(squares) == len(self._stages) and not self._update_is_wanted:
-            self._update_is_wanted = True
-            wanted = UpdateWanted(math.fsum(squares), self._losses, self._dx)
+            request = self._request(kind, number, -1, device)
+            store = self._store(device)
+            if kind is RequestKind.STATE:
+                store.state(request)
+            else:
+                request.sums = self._stages[number].accumulator_on(device).sums
+                if kind is RequestKind.SQUARES:
+                    store.squares(request)
+                else:
+                    assert trained.scalars is not None
+                    store.update(request, trained.scalars)
+            if not request.answers:  # no layer of the stage is trained
+                self._accept(request)
+            self._out += store.take()
+        if (squares := trained.all_squares()) is not None:
+            wanted = UpdateWanted(squares, self._losses, self._dx)
             self._out.append(TellStep(wanted, self.work))
-
-    def _next_resident(self, stage: StageState) -> RequestKind | None:
-        """Return what a device does next after all passes of a stage; None if it must wait."""
-        if stage.owes_state:
-            return RequestKind.STATE
-        if stage.squares is None:
-            return RequestKind.SQUARES
-        return RequestKind.UPDATE if self._scalars is not None else None
 
     def _is_waited_for(self, device: int) -> bool:
         """Return whether a device must still return input gradients that an earlier stage needs."""
@@ -769,7 +722,7 @@ class StageStep:
     def _reinforce(self, stage: StageState) -> None:
         """Add to a stage the devices predicted to finish the stage's micro-batches earliest."""
         candidates = self._candidates(stage)
-        if self.work.resident is not None and candidates:  # the state is on one device
+        if self._trained is not None and candidates:  # the state is on one device
             left = max(1, stage.left)
             candidates = [min(candidates, key=lambda c: c.other_s + left * c.each_s)]
         chosen = soonest(candidates, stage.left)

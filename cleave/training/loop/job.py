@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
-from cleave.planner.plan import Method
+from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
 
@@ -140,13 +140,6 @@ class Decay(Enum):
     LINEAR = "linear"
     CONSTANT = "constant"
     WSD = "wsd"
-
-
-class StateMode(Enum):
-    """Where the layers' weights and optimizer state stay between steps, with `--method stages`."""
-
-    SERVER = "server"
-    DEVICES = "devices"
 
 
 MAY_CHANGE: Final = (  # settings that may change when a run is resumed

@@ -27,11 +27,11 @@ from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.forecast import MethodChoice
-from cleave.planner.plan import Method
+from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.training.data.batches import Batch
-from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision, StateMode
+from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
 from cleave.training.loop.optimizer import Optimizer

@@ -368,11 +368,13 @@ class Optimizer:
             )
         self.update_s += time.perf_counter() - began_s
 
-    def moments(self, name: str) -> tuple[int, list[Tensor]]:
-        """Return a parameter's number of updates and its moments, which begin with zeros.
+    def hand_over(self, name: str) -> tuple[int, list[Tensor]]:
+        """Prepare a parameter that devices will update, with AdamW or SGD.
 
-        Only AdamW and SGD have such moments. SGD does not count updates, so the number is 0. With
-        `files`, the moments and the parameter itself are moved to files.
+        With `files`, the parameter and its moments are moved to files.
+
+        Returns:
+            The number of updates, which is 0 with SGD, and the moments, which begin with zeros.
         """
         parameter = self.parameters[name]
         state = self._optimizers[name].state[parameter]

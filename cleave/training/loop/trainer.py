@@ -20,7 +20,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
-from cleave.planner.plan import Method
+from cleave.planner.plan import Method, StateMode
 from cleave.training.data.batches import (
     IGNORED,
     Batch,
@@ -59,7 +59,6 @@ from cleave.training.loop.job import (
     MemoryMode,
     Packing,
     Precision,
-    StateMode,
     default_learning_rate,
 )
 from cleave.training.loop.job_fleet import JobFleet
@@ -234,6 +233,11 @@ class Trainer:
         self.context = context
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
+        if job.state == StateMode.DEVICES.value and self.ranks.count > 1:
+            raise UsageError(
+                f"--state devices works with one server, and this run has {self.ranks.count}; give "
+                f"--state server"
+            )
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
         sharded = MemoryMode.SHARDED.value
@@ -279,11 +283,6 @@ class Trainer:
                 applied=lambda: self.optimizer.applied,
                 packed=self._packed,
                 by_tiles=self.weights is not None or self._auxiliary > 0,
-            )
-        if job.state == StateMode.DEVICES.value and self.ranks.count > 1:
-            raise UsageError(
-                f"--state devices works with one server, and this run has {self.ranks.count}; give "
-                f"--state server"
             )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self.context.note)
         self.job = job

@@ -34,7 +34,7 @@ from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.step_log import StepLog
 
-_STAYS_S: Final = 3600.0
+_STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
 _FIRST_INTERVAL: Final = 8  # steps, until a plan says more
 
 
@@ -102,7 +102,7 @@ class ResidentState:
                     f"adamw or sgd, or --state server"
                 )
         held = {id(tensor): self._held(tensor) for tensor in self._keys.values()}
-        work.reside(held)
+        work.resident = held
         self._resident = Resident(
             {key: held[id(tensor)] for key, tensor in self._keys.items()},
             work.graph(update),
@@ -204,7 +204,7 @@ class ResidentState:
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]
-        updates, moments = self._optimizer.moments(name)
+        updates, moments = self._optimizer.hand_over(name)
         group = _Group(self._optimizer.rule.decay_of(tensor), updates)
         if group not in self._groups:
             self._groups.append(group)

@@ -19,11 +19,11 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
-from cleave.planner.plan import Method
+from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
 from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
-from cleave.training.loop.job import FallbackMode, JobSpec, Packing, StateMode
+from cleave.training.loop.job import FallbackMode, JobSpec, Packing
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.ps_passes import described_refusals

@@ -154,7 +154,8 @@ class ModelWork:
         sent: cache that several `ModelWork` objects of one model may share; by default, a new one.
 
     Attributes:
-        resident: the trained state that stays on devices, by parameter `id`; see `reside`.
+        resident: the trained state that stays on devices, by parameter `id`; empty if the PS sends
+            parameters in each step.
     """
 
     def __init__(
@@ -186,9 +187,9 @@ class ModelWork:
         self._trained: dict[_Key, _Trained] = {}
         self._ready: dict[_Key, _Trained] = {}
         self._renewed: dict[_Key, _Trained] = {}
+        self.resident: Mapping[int, ResidentParameter] = {}
         # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
         # may never occur again, so they are dropped.
-        self.resident: Mapping[int, ResidentParameter] = {}
         self._extras: dict[bytes, StageArray] = {}
         self._extras_before: dict[bytes, StageArray] = {}
 
@@ -505,14 +506,6 @@ class ModelWork:
         """Return a parameter's dtype on the wire. Frozen bf16 parameters are never upcast."""
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
         return DType.BF16 if narrow else self.dtype
-
-    def reside(self, parameters: Mapping[int, ResidentParameter]) -> None:
-        """From now on, use trained state that stays on devices.
-
-        Args:
-            parameters: the trained state of all trained parameters of the layers, by `id`.
-        """
-        self.resident = parameters
 
     def graph(self, model: bytes) -> StageGraph:
         """Return the `StageGraph` of a model that devices run in fp32."""

@@ -117,7 +117,8 @@ class StagedModel:
 
     Attributes:
         plans: the plans for the connected devices.
-        resident: the trained state on devices; None if the PS has all of it.
+        resident: the trained state that stays on devices; None if the PS sends parameters in each
+            step.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
@@ -290,7 +291,7 @@ class StagedModel:
         Raises:
             UsageError: if devices cannot update the layers.
         """
-        if not self.runtime.shares_memory:  # an endpoint would keep its copy of the first snapshot
+        if not self.runtime.keeps_state:
             raise UsageError(
                 "devices cannot keep the layers' state if a server on Ray trains the model; use "
                 "--state server"

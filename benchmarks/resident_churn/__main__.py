@@ -5,7 +5,7 @@
                                         [--minutes 1,3,10,30,100] [--intervals 1,20,40,80]
                                         [--seeds 4] [--plot FILE] [--json] [--quick]
 
-Everything is simulated in virtual time (`simulator/churn.py`): today's stages, a pipeline with
+Everything is simulated in virtual time (`churn.py`): usual stages, a pipeline with
 checkpoints, and resident stages without and with hot spares. Equal devices leave without notice
 and come back later. Links are compressed as with `--coding auto`, and data is sent in bf16. The
 figures are means over several seeds. Every method meets the same departures.
@@ -26,6 +26,8 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from benchmarks.resident_churn.churn import Policy, changes, run_resident, usual_stages
+from benchmarks.resident_churn.costs import ResidentCosts, even_stages, resident_model
 from cleave.errors import PlanError
 from cleave.files import save_figure
 from cleave.planner.coding import CodingPolicy, coded_ratio
@@ -37,15 +39,13 @@ from cleave.workload.stages import StageSizes
 from profiles.availability import Availability, Durations
 from profiles.fleets import of_profile
 from profiles.library import load_availability, load_profile
-from simulator.churn import Policy, changes, run_resident, todays_stages
-from simulator.resident import ResidentCosts, even_stages, resident_model
 from simulator.stages import recoveries
 
 _MBIT: Final = 1e6 / 8
 _LATENCY_S: Final = 0.01
 _PS: Final = PsCompute(500e9, 0.0, PsRates(1e9 / 8, 1e9 / 8))
 _DETECTION_S: Final = 5.0
-_TODAY: Final = "today's stages"
+_USUAL: Final = "usual stages"
 _POLICIES: Final = {
     "pipeline with checkpoints": Policy(1, keeps=True, rollback=True),
     "resident": Policy(1),
@@ -61,13 +61,13 @@ class Fleet:
     """The costs of all methods on one fleet.
 
     Attributes:
-        today_s, lost_s: seconds of a step by today's stages, and delay of a lost device, both by
+        usual_s, lost_s: seconds of a step by usual stages, and delay of a lost device, both by
             number of devices.
         best_s: the shortest step of resident stages with any number of stages, without losses.
     """
 
     costs: ResidentCosts
-    today_s: Sequence[float]
+    usual_s: Sequence[float]
     lost_s: Sequence[float]
     best_s: float
 
@@ -88,21 +88,21 @@ def fleet_of(options: argparse.Namespace) -> Fleet:
     }
     steps = {n: held.step_s for n, costs in every.items() if (held := costs.step(range(n)))}
     count = options.stages or min(steps, key=lambda n: steps[n])
-    today_s, lost_s = [math.inf], [0.0]
+    usual_s, lost_s = [math.inf], [0.0]
     forecaster = StageSizes(spec, options.seq).forecaster(options.batch, _PS)
     for number in range(1, options.devices + 1):
-        progress(f"today's stages on {number} devices")
+        progress(f"usual stages on {number} devices")
         try:
             found = forecaster.by_stages(list(devices.values())[:number])
         except PlanError:
-            today_s.append(math.inf)
+            usual_s.append(math.inf)
             lost_s.append(0.0)
             continue
         assert found.stages is not None
-        today_s.append(found.step_s)
+        usual_s.append(found.step_s)
         lost = [sum(parts) for parts in recoveries(*found.stages, devices)]
         lost_s.append(_DETECTION_S + statistics.mean(lost))
-    return Fleet(every[count], today_s, lost_s, min(steps.values()))
+    return Fleet(every[count], usual_s, lost_s, min(steps.values()))
 
 
 def churn_of(minutes: float, options: argparse.Namespace) -> Availability:
@@ -114,16 +114,16 @@ def churn_of(minutes: float, options: argparse.Namespace) -> Availability:
 def row(
     fleet: Fleet, name: str, policy: Policy | None, churn: Availability, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the means of the runs of a policy (None: today's stages) over all seeds."""
+    """Return the means of the runs of a policy (None: usual stages) over all seeds."""
     wall_s, costs = options.days * 86_400.0, fleet.costs
     runs = []
     for seed in range(options.seeds):
         events = changes(churn, list(costs.devices), random.Random(seed))
         if policy is None:
-            runs.append(todays_stages(fleet.today_s, fleet.lost_s, events, wall_s))
+            runs.append(usual_stages(fleet.usual_s, fleet.lost_s, events, wall_s))
         else:
             runs.append(run_resident(costs, policy, events, wall_s, random.Random(seed)))
-    step_s = fleet.best_s if policy else fleet.today_s[-1]
+    step_s = fleet.best_s if policy else fleet.usual_s[-1]
     log_bytes = sum(map(costs.logged_bytes, range(len(costs.stages)))) * costs.model.coded_ratio
     tokens = options.batch * options.seq
     return {
@@ -152,7 +152,7 @@ def measure(fleet: Fleet, options: argparse.Namespace) -> list[dict[str, Any]]:
     for losses, minutes, churn in churns:
         progress(f"losses: {losses}")
         rows.append(
-            {"losses": losses, "minutes": minutes} | row(fleet, _TODAY, None, churn, options)
+            {"losses": losses, "minutes": minutes} | row(fleet, _USUAL, None, churn, options)
         )
         for name, policy in _POLICIES.items():
             for interval in options.intervals:
@@ -196,7 +196,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     panels = (("effective", "effective training time"), ("tokens_per_s", "tokens per second"))
     for axes, (key, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        for name in (_TODAY, *_POLICIES):
+        for name in (_USUAL, *_POLICIES):
             mine = [r for r in rows if r["method"] == name and r["minutes"] is not None]
             x = sorted({r["minutes"] for r in mine})
             y = [best(r for r in mine if r["minutes"] == at)[key] for at in x]
@@ -225,7 +225,7 @@ def _report(fleet: Fleet, rows: Sequence[dict[str, Any]], ruled: Sequence[dict[s
     snapshot_bytes = sum(map(costs.snapshot_bytes, holders)) * coded_ratio("fp32")
     least = least_interval(snapshot_bytes, held.traffic_bytes)
     print(
-        f"today's stages: {fleet.today_s[-1]:.1f} s a step\n"
+        f"usual stages: {fleet.usual_s[-1]:.1f} s a step\n"
         f"{len(holders)} resident stages: {held.step_s:.1f} s a step ({fleet.best_s:.1f} s with "
         f"the best number\nof stages), {held.traffic_bytes / 1e9:.1f} GB a step, snapshots of "
         f"{snapshot_bytes / 1e9:.1f} GB: a tenth more traffic every {least:.0f} steps\n"

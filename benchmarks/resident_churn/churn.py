@@ -1,4 +1,4 @@
-"""Simulate training under churn: resident stages, today's stages, a pipeline with checkpoints.
+"""Simulate training under churn: resident stages, usual stages, a pipeline with checkpoints.
 
 Every `interval` steps, each holder uploads a snapshot of its stage (parameters and moments) while
 its uplink is idle. When a holder is lost, training waits until the next holder has downloaded the
@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final
 
+from benchmarks.resident_churn.costs import HeldStep, ResidentCosts
 from profiles.availability import Availability
-from simulator.resident import HeldStep, ResidentCosts
 
 _FOLLOWS: Final = 0.9  # share of a step's time for which a hot spare may be busy
 _CLOSE: Final = 1e-6  # seconds or steps that count as nothing
@@ -95,13 +95,13 @@ def changes(
     return heapq.merge(*(of_device(d, random.Random(rng.random())) for d in devices))
 
 
-def todays_stages(
+def usual_stages(
     step_s: Sequence[float],
     lost_s: Sequence[float],
     churn: Iterator[tuple[float, int, bool]],
     wall_s: float,
 ) -> ChurnedRun:
-    """Simulate today's stages, which send weights and gradients in every step.
+    """Simulate usual stages, which send weights and gradients in every step.
 
     After a change, the remaining devices continue with a new plan.
 

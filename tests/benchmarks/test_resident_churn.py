@@ -1,4 +1,4 @@
-"""Training under churn: resident stages, today's stages and a pipeline with checkpoints."""
+"""Training under churn: resident stages, usual stages and a pipeline with checkpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.resident_churn.churn import ChurnedRun, Policy, changes, run_resident, usual_stages
+from benchmarks.resident_churn.costs import ResidentCosts, even_stages, resident_model
 from cleave.planner.stages.model import PsCompute
 from cleave.workload.registry import find_model
 from profiles.availability import Availability, Durations
-from simulator.churn import ChurnedRun, Policy, changes, run_resident, todays_stages
-from simulator.resident import ResidentCosts, even_stages, resident_model
 from tests.simulator.conditions import alike
 
 DAY_S = 86_400.0
@@ -206,13 +206,13 @@ def test_a_run_is_bounded(
     assert found == random_run(policy, minutes, seed, days=0.3)
 
 
-def test_todays_stages_by_hand() -> None:
+def test_usual_stages_by_hand() -> None:
     # Two devices: 10 s a step. One is lost after 100 s, which delays by 4 s; then 20 s a step.
     churn = [(0.0, 0, True), (0.0, 1, True), (100.0, 1, False), (150.0, 1, True)]
-    found = todays_stages((math.inf, 20, 10), (0, 3, 4), iter(churn), 200)
+    found = usual_stages((math.inf, 20, 10), (0, 3, 4), iter(churn), 200)
     assert found.steps == pytest.approx(10 + 46 / 20 + 5)
     assert found.losses == 1
-    assert todays_stages((math.inf, 20), (0, 3), iter([(0.0, 0, True)]), 200).steps == 10
+    assert usual_stages((math.inf, 20), (0, 3), iter([(0.0, 0, True)]), 200).steps == 10
 
 
 def test_changes_are_in_order_and_alternate() -> None:

@@ -1,0 +1,1 @@
+"""Simulation of stages whose weights and optimizer state stay on devices that come and go."""

@@ -1,0 +1,107 @@
+"""Which device has the trained state of which stage in a step, and what it does with it next.
+
+A device gets passes of a stage when it has the stage's trained state. After all passes, it returns
+the sum of its squared gradients, waits for the coefficients of the optimizer step, and updates the
+state. In a step that only fetches state, it returns the state instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Final
+
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.state import StageState
+from cleave.scheduler.stages.work import RequestKind, Resident, StageRequest
+
+_CHANGES: Final = (RequestKind.RESTORE, RequestKind.UPDATE)
+
+
+class TrainedState:
+    """Decides what devices do with trained state in one step. It sends nothing.
+
+    Args:
+        stages: the stages of the step, which the step changes.
+        stores: maps a device to its `StageDevice`.
+        requests: all requests to devices without an answer, which the step changes.
+
+    Attributes:
+        scalars: coefficients of the optimizer step; None until the training thread gives them.
+    """
+
+    def __init__(
+        self,
+        resident: Resident,
+        stages: Sequence[StageState],
+        stores: Mapping[int, StageDevice],
+        requests: Set[StageRequest],
+    ) -> None:
+        self.scalars: Sequence[StageArray] | None = None
+        self._resident = resident
+        self._stages = stages
+        self._stores = stores
+        self._requests = requests
+        self._squares_told = False
+
+    def may_run(self, number: int, device: int) -> bool:
+        """Return whether a device has the state of stage `number`, after all logged steps."""
+        restores = any(
+            request.stage == number and request.kind is RequestKind.RESTORE
+            for request in self._requests
+        )
+        return not restores and self._is_on(device, self._stages[number].plan)
+
+    def missing(self) -> Iterator[tuple[int, int]]:
+        """Yield the stages and devices that lack the state of the stage, and need it."""
+        for number, stage in enumerate(self._stages):
+            for device in stage.devices:
+                if not stage.has_landed and not self._is_on(device, stage.plan):
+                    yield number, device
+
+    def due(self) -> Iterator[tuple[int, int, RequestKind]]:
+        """Yield the stages without passes left, their devices, and what they do next."""
+        for number, stage in enumerate(self._stages):
+            if stage.left or stage.has_landed or any(r.stage == number for r in self._requests):
+                continue
+            for device in stage.devices:
+                kind = self._next(stage)
+                if kind is not None and self.may_run(number, device):
+                    yield number, device, kind
+
+    def all_squares(self) -> float | None:
+        """Return the sum of all squared gradients once, when all devices have returned theirs."""
+        found = [stage.squares for stage in self._stages if stage.squares is not None]
+        if self._squares_told or len(found) < len(self._stages):
+            return None
+        self._squares_told = True
+        return math.fsum(found)
+
+    def unfinished(self, device: int) -> list[set[StageArray]]:
+        """Return the state of each stage that a device is still restoring or updating."""
+        return [
+            set(self._resident.arrays_of(request.plan))
+            for request in self._requests
+            if request.device == device and request.kind in _CHANGES
+        ]
+
+    def updated(self, device: int) -> list[set[StageArray]]:
+        """Return the state that a device has updated, unless all stages are updated."""
+        if self._resident.fetches or all(stage.has_landed for stage in self._stages):
+            return []
+        mine = (s for s in self._stages if s.has_landed and device in s.devices)
+        return [set(self._resident.arrays_of(stage.plan)) for stage in mine]
+
+    def _is_on(self, device: int, plan: PlannedStage) -> bool:
+        store = self._stores.get(device)
+        return store is not None and all(map(store.holds, self._resident.arrays_of(plan)))
+
+    def _next(self, stage: StageState) -> RequestKind | None:
+        """Return what a device does after all passes of a stage; None if it must wait."""
+        if stage.owes_state:
+            return RequestKind.STATE
+        if stage.squares is None:
+            return RequestKind.SQUARES
+        return RequestKind.UPDATE if self.scalars is not None else None
