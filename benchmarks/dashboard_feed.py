@@ -248,7 +248,13 @@ class Feed:
             }
             for i in range(count)
         ]
-        return {"batches": batches, "ended": done == 0, "repeated": 2, "stages": stages}
+        return {
+            "batches": batches,
+            "ended": done == 0,
+            "repeated": 2,
+            "logged": None,
+            "stages": stages,
+        }
 
     def _timeline(self, device: int, now_s: float) -> dict[str, Any] | None:
         if not device:

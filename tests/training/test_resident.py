@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,30 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
 def test_an_optimizer_that_devices_lack_is_refused() -> None:
     with emulated(2, seed=1) as fleet, pytest.raises(UsageError, match="adafactor"):
         Run(small_model("opt"), fleet, UpdateRule(OptimizerKind.ADAFACTOR))
+
+
+def test_the_plan_of_logged_steps_stays_and_its_forecast_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other stages would need other inputs than the log has."""
+    notes: list[str] = []
+    with emulated(3, seed=1) as fleet:
+        monkeypatch.setattr(fleet.runtime, "clock", "wall", raising=False)
+        run = Run(small_model("opt"), fleet, note=notes.append)
+        plans = []
+        for slower, ids in enumerate(batches(5), 1):
+            run.step(ids)
+            rates = {d: one.for_graphs() for d, one in fleet.runtime.stage_devices().items()}
+            first = min(rates)
+            rates[first] = replace(rates[first], flops_per_s=rates[first].flops_per_s / 10**slower)
+            with monkeypatch.context() as slow:
+                slow.setattr(fleet.runtime, "stage_devices", lambda rates=rates: rates)
+                run.staged.learn(1000.0, 0.5)
+            assert run.staged.plan is not None
+            plans.append(run.staged.plan)
+        assert not [note for note in notes if "planned again" in note]
+        assert all(plan.stages == plans[0].stages for plan in plans)
+        assert plans[-1].step_s != plans[0].step_s
 
 
 def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ class StagePlans:
             self._steps = 0
         return self.plan
 
-    def learn(self, step_s: float, own_s: float, loss_s: float) -> None:
+    def learn(self, step_s: float, own_s: float, loss_s: float, *, may_plan: bool = True) -> None:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
         The first step with a plan does not count, because devices receive graphs during that step.
@@ -153,6 +153,7 @@ class StagePlans:
             step_s: duration of the whole step in seconds, without planning.
             own_s: part of `step_s` in which devices waited for the PS.
             loss_s: time, in seconds, in which the PS computed losses.
+            may_plan: whether the next step may have another plan.
         """
         plan, costs, before = self.plan, self._costs, self._ps
         self._steps += 1
@@ -180,7 +181,7 @@ class StagePlans:
             alone_flops_per_s = faster * (before.loss_flops_per_s or before.flops_per_s)
             self._ps = replace(self._ps, loss_flops_per_s=alone_flops_per_s)
         alike = not _differ(graphs) and not _differ([1.0, *links])
-        if off and not alike and self._steps >= self._least_steps:
+        if may_plan and off and not alike and self._steps >= self._least_steps:
             self._least_steps *= 2
             self._say(
                 f"the stages are planned again: a step took {step_s:.3g} s instead of "

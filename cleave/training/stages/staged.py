@@ -398,7 +398,8 @@ class StagedModel:
             update_s: part of `step_s` in which the optimizer updated the parameters.
         """
         loss_s = self.loss_s - self._loss_before_s
-        self.plans.learn(step_s, self._own_s + update_s - self._updated_s, loss_s)
+        own_s = self._own_s + update_s - self._updated_s
+        self.plans.learn(step_s, own_s, loss_s, may_plan=self._log_plan is None)
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
@@ -693,7 +694,8 @@ class StagedModel:
     def _plan_for(self, batch: Rows) -> StagePlan | None:
         """Return the plan for a batch. Divide layers if devices lack memory for whole layers."""
         if self._log_plan is not None:
-            return self._log_plan  # `StageStep` replaces devices that left
+            # `StageStep` replaces devices that left. `plan` may have a newer forecast.
+            return self.plan or self._log_plan
         try:
             return self.plans.plan_for(batch.ids, self.work)
         except DeviceMemoryError as error:
