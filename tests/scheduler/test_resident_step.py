@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,10 @@ class Runs(StageRuns):
     @property
     def step(self) -> StageStep | None:
         return self._step
+
+    @property
+    def fetches_snapshot(self) -> bool:
+        return self._snapshot is not None
 
 
 class Training(Trial):
@@ -233,6 +238,8 @@ class Training(Trial):
                 assert {value[0] for value in held if isinstance(value, tuple)} <= {"updated"}
                 extras = {value for value in held if str(value).startswith("extra")}
                 assert extras <= {self.extra}
+                states = states_on(device)
+                assert self.runs.fetches_snapshot or len(states) == len(set(states))
 
     def _take(self, snapshot: Snapshot) -> None:
         """Check the fetched state, and make it the snapshot, in the same memory."""
@@ -271,6 +278,11 @@ class Training(Trial):
 
     def _expected(self, batch: int, work: StepWork, step: int | None = None) -> Any:
         return expected(batch, work, len(self.done) if step is None else step)
+
+
+def states_on(device: SymbolicDevice) -> list[str]:
+    """Return the names of all weights and moments of trained layers on a device."""
+    return sorted(history_of(v)[0] for v in device.held.values() if v[0] in ("updated", "w", "m"))
 
 
 def drawn_stages(data: st.DataObject, devices: int) -> tuple[list[PlannedStage], frozenset[int]]:
@@ -381,6 +393,20 @@ def until_asked(training: Training, device: int, kind: RequestKind) -> None:
         training.answer(min(d for d in waiting if d != device or len(waiting) == 1))
 
 
+def without_device_1(training: Training) -> None:
+    """Do a step in which device 1 may not take part, and answers nothing."""
+    training.away = {1}
+    training.begin(training.step_of(TWO_STAGES, 2))
+    while not training.step.ended:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.wants_update:
+            training.update()
+        training.answer(max(training.fleet.waiting))
+    training.end()
+    training.away = set()
+
+
 def test_state_that_a_withdrawn_step_updated_is_not_used() -> None:
     """Device 1 updated its layers and device 2 did not, so the log lacks the step."""
     training = Training(2)
@@ -437,19 +463,120 @@ def test_state_that_is_only_kept_for_a_snapshot_is_not_current() -> None:
     training = Training(3)
     completed(training)
     training.begin_snapshot()
-    training.away = {1}
-    training.begin(training.step_of(TWO_STAGES, 2))
-    while not training.step.ended:
-        for key in list(training.outputs):
-            training.give(key)
-        if training.wants_update:
-            training.update()
-        training.answer(max(training.fleet.waiting))
-    training.end()
+    without_device_1(training)
     assert training.fleet.waiting.keys() == {1}
-    training.away = set()
     completed(training)
     assert training.snapshots == 1
+    fetched(training)
+
+
+def test_state_that_has_been_returned_for_a_snapshot_is_dropped() -> None:
+    training = Training(3)
+    completed(training)
+    training.begin_snapshot()
+    without_device_1(training)
+    assert states_on(training.fleet.devices[1]) == ["m0", "m1", "w0", "w1"]
+    while 1 in training.fleet.waiting:
+        training.answer(1)
+    assert not states_on(training.fleet.devices[1])
+    fetched(training)
+
+
+@pytest.mark.parametrize("why", ["lost", "failed", "refused"])
+def test_what_is_kept_for_a_snapshot_that_cannot_end_is_dropped(why: str) -> None:
+    """And another snapshot can begin."""
+    training = Training(3)
+    completed(training)
+    training.begin_snapshot()
+    without_device_1(training)
+    assert states_on(training.fleet.devices[1])
+    if why == "lost":
+        training.lose(2)
+    elif why == "failed":
+        training.fail(2)
+    else:
+        order, run, _ = training.fleet.devices[1].orders[0]
+        training.fleet.devices[1].orders[0] = order, run, LOST
+        training.answer(1)
+    assert not states_on(training.fleet.devices[1])
+    completed(training)
+    assert training.snapshots == 0
+    training.begin_snapshot()
+    completed(training)
+    assert training.snapshots == 1
+    fetched(training)
+
+
+def test_a_snapshot_is_not_finished_while_a_piece_is_on_its_way() -> None:
+    training = Training(2)
+    completed(training)
+    training.begin_snapshot()
+    while training.fleet.waiting:
+        assert training.runs.finished_snapshot(0) is None
+        training.answer(min(training.fleet.waiting))
+    snapshot = training.runs.finished_snapshot(0)
+    assert snapshot is not None
+    training._take(snapshot)
+    fetched(training)
+
+
+@pytest.mark.parametrize("snapshots", [0, 1])
+def test_a_device_with_another_stage_has_state_once_and_what_a_snapshot_needs(
+    snapshots: int,
+) -> None:
+    """Device 1 gets the state of its layers again, with that of one more layer."""
+    training = Training(2)
+    completed(training)
+    fetched(training)
+    if snapshots:
+        training.begin_snapshot()
+    training.begin(training.step_of(stages_of([3], [(1,), (2,)], False), 2))
+    assert isinstance(training.finish(), StepResult)
+    assert states_on(training.fleet.devices[1]) == ["m0", "m1", "m2", "w0", "w1", "w2"]
+    assert training.snapshots == snapshots
+    fetched(training)
+
+
+def test_a_piece_that_waits_for_a_careful_device_outlives_the_step() -> None:
+    training = Training(2)
+    completed(training)
+    training.stores[1].be_careful(2**30)
+    training.fleet.devices[1].failed = True  # an order, before
+    training.begin_snapshot()
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.answer(1)  # the first piece
+    training.answer(1)  # the first order of the step, which the second piece follows
+    assert len(training.fleet.devices[1].orders) == 1
+    training.withdraw()
+    training.finish()
+    completed(training)
+    assert training.snapshots == 1
+    fetched(training)
+
+
+def test_what_is_kept_for_a_snapshot_is_dropped_in_the_end() -> None:
+    training = Training(2)
+    completed(training)
+    training.begin_snapshot()
+    training._do(training.runs.end())
+    assert not any(device.held for device in training.fleet.devices.values())
+
+
+def test_state_whose_update_failed_is_restored() -> None:
+    training = Training(2)
+    completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    while not training.wants_update:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.fleet.waiting:
+            training.answer(min(training.fleet.waiting))
+    training.fleet.devices[1].fails = lambda: True
+    training.update()
+    training.fleet.devices[1].fails = lambda: False
+    training.answer(1)
+    assert LOST not in training.fleet.devices[1].held.values()
+    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 
@@ -460,10 +587,10 @@ def test_a_failed_order_for_squares_costs_no_pass_where_an_order_failed_before()
         store.be_careful(2**30)
     training.begin(training.step_of(TWO_STAGES, 2))
     until_asked(training, 1, RequestKind.SQUARES)
-    training.answer(1)
     training.fleet.devices[1].fails = lambda: True
-    training.answer(1)
+    training.answer(1)  # The next order adds to the result of this one, and fails.
     training.fleet.devices[1].fails = lambda: False
+    assert training.fleet.devices[1].orders[0][2] == LOST
     assert isinstance(training.finish(), StepResult)
     assert training.step.repeated == 0
     fetched(training)

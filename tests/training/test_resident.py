@@ -176,6 +176,9 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
         check_state(fleet.runtime.manager)
     if not after:
         assert max(logged) < len(given) - 1
+    assert run.optimizer.on_devices is not None
+    updates = {run.optimizer.moments(name)[0] for name in run.optimizer.on_devices.names}
+    assert updates == {len(given)}
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
     same_weights(model, plain, 1e-2)
 
@@ -202,6 +205,27 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
         check_state(fleet.runtime.manager)
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
     same_weights(model, plain, 1e-2)
+
+
+def test_all_steps_in_the_log_have_the_same_plan() -> None:
+    """Stages in the log have numbers."""
+    with emulated(2, seed=1) as fleet:
+        run, asked = Run(small_model("opt"), fleet), 0
+        plan_for = run.staged.plans.plan_for
+
+        def counted(*given: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return plan_for(*given)
+
+        run.staged.plans.plan_for = counted  # type: ignore[assignment, method-assign]
+        first, second, third = batches(3)
+        run.step(first)
+        run.step(second)
+        assert asked == 1
+        run.staged.sync()
+        run.step(third)
+        assert asked == 2
 
 
 def test_an_optimizer_that_devices_lack_is_refused() -> None:
