@@ -177,7 +177,7 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
     if not after:
         assert max(logged) < len(given) - 1
     assert run.optimizer.on_devices is not None
-    updates = {run.optimizer.moments(name)[0] for name in run.optimizer.on_devices.names}
+    updates = {run.optimizer.hand_over(name)[0] for name in run.optimizer.on_devices.names}
     assert updates == {len(given)}
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
     same_weights(model, plain, 1e-2)
