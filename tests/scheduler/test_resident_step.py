@@ -116,7 +116,7 @@ class Training(Trial):
             replace(first, of_batch=layer.of_batch, extras={"extra": extra})
             for first, layer in zip(self.first.layers, made.layers, strict=True)
         ]
-        resident = replace(self.resident, log=tuple(self.log))
+        resident = replace(self.resident, log=tuple(self.log), position=self.position)
         return replace(made, layers=layers, resident=resident)
 
     def begin(self, work: StepWork) -> None:
@@ -132,7 +132,9 @@ class Training(Trial):
 
     def begin_fetch(self) -> None:
         """Begin a step that fetches the state."""
-        resident = replace(self.resident, log=tuple(self.log), fetches=True)
+        resident = replace(
+            self.resident, log=tuple(self.log), position=self.position, fetches=True
+        )
         self.begin(replace(self.work, resident=resident, token=object()))
 
     def _do(self, wanted: Any) -> None:
@@ -610,6 +612,7 @@ def test_each_message_with_the_snapshot_has_its_own_payload() -> None:
     request = StageRequest(RequestKind.RESTORE, 0, TWO_STAGES[0], -1, 9)
     payloads: list[Any] = []
     for _ in range(2):
+        store.drop_state(training.resident.arrays)
         store.restore(request)
         puts = [sent.message for sent in store.take() if isinstance(sent.message, messages.Put)]
         payloads += [put.payload for put in puts]

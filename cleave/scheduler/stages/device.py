@@ -12,6 +12,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.passes import StagePasses, arrays_of, sums_of
 from cleave.scheduler.stages.work import (
+    LoggedStep,
     Resident,
     StageRequest,
     StepWork,
@@ -28,19 +29,47 @@ class StageDevice(StagePasses):
     Trained state is the weights and optimizer moments that stay on the device between steps.
     """
 
-    def restore(self, request: StageRequest) -> None:
-        """Send the snapshot of a stage's trained state, and repeat the logged steps since then.
+    def updates_of(self, array: StageArray) -> int | None:
+        """Return the number of updates in a weight or moment; None if the device lacks it."""
+        return self._updates[array] if array in self._sent else None
 
-        `more_replay` later repeats the steps that exceed the limit on orders in flight.
+    def updates_in(self, plan: PlannedStage) -> int | None:
+        """Return the number of updates in a stage's trained state on the device.
+
+        Return None if the device lacks the state, or cannot use it: the log no longer has the next
+        step, or the last one was withdrawn.
         """
         resident = self._resident
-        self.drop_state(resident.arrays_of(request.plan))
-        for array in resident.arrays_of(request.plan):
-            # The server compresses equal payload objects once. The snapshot's memory changes, so
-            # each message has an object of its own.
-            self._send_array(array, copy)
+        found = {self.updates_of(array) for array in resident.arrays_of(plan)}
+        if not found:  # no layer of the stage is trained
+            return resident.now
+        updates = found.pop()
+        if found or updates is None or not resident.position <= updates <= resident.now:
+            return None
+        return updates
+
+    def restore(self, request: StageRequest) -> None:
+        """Send a stage's trained state, and repeat the logged steps since then.
+
+        A device that has older state only repeats the steps that it missed. `more_replay` later
+        repeats the steps that exceed the limit on orders in flight.
+        """
+        resident = self._resident
+        updates = self.updates_in(request.plan)
+        if updates is None:
+            updates = resident.position
+            self.drop_state(resident.arrays_of(request.plan))
+            for array in resident.arrays_of(request.plan):
+                # The server compresses equal payload objects once. The snapshot's memory changes,
+                # so each message has an object of its own.
+                self._send_array(array, copy)
+                self._updates[array] = updates
         request.dx_wanted = False
-        for step in resident.log:
+        self.repeat(request, resident.log[updates - resident.position :])
+
+    def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
+        """Repeat logged steps, after those that the request still has to repeat."""
+        for step in steps:
             request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
             request.replay.append((step, None))
         self.more_replay(request)
@@ -99,6 +128,7 @@ class StageDevice(StagePasses):
             found = self._run(request, resident.update, feed, made, flops)
             for key, array in state.items():
                 self._sent[array] = found[names.updated(key)]
+                self._updates[array] += 1
             kept = self._snapshot.values()
             self.drop([*(id for id in old.values() if id not in kept), gradient])
         request.sums.clear()

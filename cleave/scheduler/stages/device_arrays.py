@@ -57,6 +57,8 @@ class DeviceArrays:
         self._careful_bytes: int | None = None  # in careful mode, the device's total memory
         self._done = 0  # consecutive completed orders
         self._snapshot: dict[StageArray, int] = {}  # wire IDs of state that is being returned
+        # Number of updates in the trained state that is on the device, by array.
+        self._updates: dict[StageArray, int] = {}
 
     # --- memory ---
 

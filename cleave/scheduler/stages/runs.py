@@ -208,7 +208,7 @@ class StageRuns:
             return []
         assert work.resident is not None
         holders = {
-            number: self._holder(work.resident.arrays_of(stage))
+            number: self._holder(work.resident.arrays_of(stage), position)
             for number, stage in enumerate(work.planned)
         }
         found = {number: store for number, store in holders.items() if store is not None}
@@ -229,22 +229,29 @@ class StageRuns:
         snapshot, self._snapshot = self._snapshot, None
         return [*snapshot.abandon()] if snapshot is not None else []
 
-    def _holder(self, state: Iterable[StageArray]) -> StageDevice | None:
-        """Return the store of an able device that holds a stage's trained state."""
+    def _holder(self, state: Iterable[StageArray], updates: int) -> StageDevice | None:
+        """Return the store of an able device that holds trained state after so many updates."""
         able, state = self.able, list(state)
-        stores = (store for device, store in self._stores.items() if device in able)
-        return next((store for store in stores if all(map(store.holds, state))), None)
+        for device, store in self._stores.items():
+            if device in able and all(store.updates_of(array) == updates for array in state):
+                return store
+        return None
 
     def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
-        """Return a stage with the one device that holds its trained state, if there is one.
+        """Return a stage with the one device that holds the newest of its trained state.
 
         A stage without trained layers has no state, so it stays on its planned device.
         """
         assert work.resident is not None
-        state = list(work.resident.arrays_of(stage))
-        store = self._holder(state) if state else None
-        devices = stage.devices[:1] if store is None else (store.device,)
-        return replace(stage, devices=devices)
+        if not any(work.resident.of_stage(stage)):
+            return replace(stage, devices=stage.devices[:1])
+        able, found = self.able, dict[int, int]()
+        for device, store in self._stores.items():
+            store.work = work
+            if device in able and (updates := store.updates_in(stage)) is not None:
+                found[device] = updates
+        best = max(found, key=lambda d: (found[d], d in stage.devices), default=None)
+        return replace(stage, devices=stage.devices[:1] if best is None else (best,))
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.

@@ -48,17 +48,14 @@ class TrainedState:
 
     def may_run(self, number: int, device: int) -> bool:
         """Return whether a device has the state of stage `number`, after all logged steps."""
-        restores = any(
-            request.stage == number and request.kind is RequestKind.RESTORE
-            for request in self._requests
-        )
-        return not restores and self._is_on(device, self._stages[number].plan)
+        return not self._restores(number, device) and self._is_on(device, self._stages[number].plan)
 
     def missing(self) -> Iterator[tuple[int, int]]:
         """Yield the stages and devices that lack the state of the stage, and need it."""
         for number, stage in enumerate(self._stages):
             for device in stage.devices:
-                if not stage.has_landed and not self._is_on(device, stage.plan):
+                there = self._restores(number, device) or self._is_on(device, stage.plan)
+                if not stage.has_landed and not there:
                     yield number, device
 
     def due(self) -> Iterator[tuple[int, int, RequestKind]]:
@@ -95,8 +92,19 @@ class TrainedState:
         return [set(self._resident.arrays_of(stage.plan)) for stage in mine]
 
     def _is_on(self, device: int, plan: PlannedStage) -> bool:
-        store = self._stores.get(device)
-        return store is not None and all(map(store.holds, self._resident.arrays_of(plan)))
+        """Return whether a device has the present state of a stage, perhaps with its update."""
+        store, now = self._stores.get(device), self._resident.now
+        return store is not None and all(
+            store.updates_of(array) in (now, now + 1) for array in self._resident.arrays_of(plan)
+        )
+
+    def _restores(self, number: int, device: int) -> bool:
+        return any(
+            request.stage == number
+            and request.device == device
+            and request.kind is RequestKind.RESTORE
+            for request in self._requests
+        )
 
     def _next(self, stage: StageState) -> RequestKind | None:
         """Return what a device does after all passes of a stage; None if it must wait."""

@@ -177,6 +177,7 @@ class Resident:
         update: graph that updates a parameter; see `cleave.graphs.optimizer_graphs`.
         squares: graph that adds up squared gradients.
         log: all steps since the snapshot, oldest first.
+        position: number of all updates before the snapshot; see `Snapshot`.
         fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
         arrays: the weights and moments of all parameters.
     """
@@ -185,12 +186,18 @@ class Resident:
     update: StageGraph
     squares: StageGraph
     log: Sequence[LoggedStep] = ()
+    position: int = 0
     fetches: bool = False
     arrays: frozenset[StageArray] = field(init=False)
 
     def __post_init__(self) -> None:
         held = frozenset(a for one in self.parameters.values() for a in one.arrays)
         object.__setattr__(self, "arrays", held)
+
+    @property
+    def now(self) -> int:
+        """Return the number of all updates before this step."""
+        return self.position + len(self.log)
 
     def of_stage(self, stage: PlannedStage) -> Iterator[tuple[SumName, ResidentParameter]]:
         """Yield the trained parameters of a stage's layers."""

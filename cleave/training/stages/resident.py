@@ -121,7 +121,7 @@ class ResidentState:
 
     def of_step(self) -> Resident:
         """Return the state for the `StepWork` of a step."""
-        return replace(self._resident, log=self.log.steps)
+        return replace(self._resident, log=self.log.steps, position=self._position)
 
     def of_fetch(self, work: StepWork) -> StepWork:
         """Return the work of a step that only fetches the state.
