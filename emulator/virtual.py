@@ -24,7 +24,7 @@ import numpy as np
 
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import compute
-from cleave.device.core import DeviceCore, Order
+from cleave.device.core import DeviceCore, HeldArrays, Order
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
@@ -197,42 +197,53 @@ class VirtualRuntime(Runtime):
         return waits and device.alive and not device.core.draining
 
     def _expect(
-        self, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
+        self,
+        profile: FleetDevice,
+        presences: Iterator[availability.PresencePeriod],
+        held: HeldArrays | None = None,
     ) -> None:
         """Let a device join at the start of its next presence period, or now if that has passed."""
         presence = next(presences, None)
         if presence is None:
             return
         if presence.from_s <= self.now_s:
-            self._come(profile, presence.to_s, presences)
+            self._come(profile, presence.to_s, presences, held)
         else:
-            self._at(presence.from_s, self._come, profile, presence.to_s, presences)
+            self._at(presence.from_s, self._come, profile, presence.to_s, presences, held)
 
     def _come(
-        self, profile: FleetDevice, to_s: float, presences: Iterator[availability.PresencePeriod]
+        self,
+        profile: FleetDevice,
+        to_s: float,
+        presences: Iterator[availability.PresencePeriod],
+        held: HeldArrays | None,
     ) -> None:
-        device = self.join(profile)
+        device = self.join(profile, held)
         if to_s < float("inf"):
             self._at(to_s, self._go, device, profile, presences)
 
     def _go(
         self, device: int, profile: FleetDevice, presences: Iterator[availability.PresencePeriod]
     ) -> None:
+        held = None
         if profile.availability is not None and profile.availability.drains:
             self._drain(device)
         else:
-            self._vanish(device)
-        self._expect(profile, presences)
+            held = self._vanish(device)
+        self._expect(profile, presences, held)
 
     @_alone
-    def join(self, profile: FleetDevice) -> int:
-        """Connect a new device, send its `hello` to the PS, and return its ID."""
+    def join(self, profile: FleetDevice, held: HeldArrays | None = None) -> int:
+        """Connect a new device, send its `hello` to the PS, and return its ID.
+
+        `held` is what the device still has from an earlier connection.
+        """
         number = next(self._ids)
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
         processor = EmulatedProcessor(profile, self.now_s)
-        hello = hello_of(profile)
-        core = DeviceCore(profile.memory_bytes, hello.features)
+        hello = replace(hello_of(profile), holds=held.of if held is not None else "")
+        core = DeviceCore(profile.memory_bytes, hello.features, held)
         device = _VirtualDevice(number, profile, core, processor, down, up)
         self.devices[number] = device
         self.manager.opened(number, self.now_s)
@@ -245,7 +256,8 @@ class VirtualRuntime(Runtime):
         """Disconnect a device without notice after `in_s` virtual seconds."""
         self._at(self.now_s + in_s, self._vanish, device)
 
-    def _vanish(self, device_id: int) -> None:
+    def _vanish(self, device_id: int) -> HeldArrays | None:
+        """Disconnect a device. Return what it still has."""
         device = self.devices.get(device_id)
         if device is not None:
             device.alive = False  # messages in flight are lost
@@ -256,6 +268,11 @@ class VirtualRuntime(Runtime):
                     departure.left_bytes = 0
             self._part(device)
             self.execute(self.manager.closed(device_id, "the device vanished", self.now_s))
+            self._at(self.now_s + self.manager.stages.return_s, self._expire)
+        return device.core.held if device is not None else None
+
+    def _expire(self) -> None:
+        self.execute(self.manager.expire(self.now_s))
 
     def _drain(self, device_id: int) -> None:
         device = self.devices.get(device_id)
@@ -657,7 +674,7 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
-        features=(Feature.GRAPHS.value, Feature.CODING.value),
+        features=(Feature.GRAPHS.value, Feature.CODING.value, Feature.KEEPS.value),
     )
 
 

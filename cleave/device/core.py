@@ -7,7 +7,8 @@ in sequence, because an order may need the outputs of an earlier order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave import coding as codes
@@ -37,6 +38,18 @@ _MOST_FLOPS: Final = 10**15  # most FLOPs counted per graph run; the fastest GPU
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldArrays:
+    """The arrays and graphs that a device still has after its connection was lost.
+
+    Attributes:
+        of: the session's `Welcome.arrays`.
+    """
+
+    of: str
+    store: Mapping[int, Stored]
+
+
 class DeviceCore:
     """Tracks a device's stored arrays and unfinished runs, and converts PS messages into actions.
 
@@ -44,12 +57,18 @@ class DeviceCore:
         memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
             budget, `received` raises ProtocolError.
         offered: names of the features in `hello`. A feature is active once `welcome` also names it.
+        held: what the device still has from its last session, which `hello` names in `holds`.
 
     Attributes:
         codes_results: whether the PS permitted compressed results.
     """
 
-    def __init__(self, memory_bytes: int, offered: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        offered: Collection[str] = (),
+        held: HeldArrays | None = None,
+    ) -> None:
         self.memory_bytes = memory_bytes
         self._offered = frozenset(feature for feature in Feature if feature.value in offered)
         self.codes_results = False
@@ -60,6 +79,7 @@ class DeviceCore:
         self.blocks = 0
         self.flops = 0
         self._results_bytes = 0  # reserved for the results of unfinished runs
+        self._held = held
         self._store: dict[int, Stored] = {}
         self._running: dict[int, Order] = {}
 
@@ -67,6 +87,26 @@ class DeviceCore:
     def idle(self) -> bool:
         """Return True if the device has no unfinished runs."""
         return not self._running
+
+    @property
+    def held(self) -> HeldArrays | None:
+        """Return what the device has if the connection is lost now; None if that is of no use.
+
+        Outputs of unfinished runs are not included.
+        """
+        if self.welcome is None:
+            return self._held
+        if Feature.KEEPS not in self._features:
+            return None
+        unfinished = {
+            id(output)
+            for order in self._running.values()
+            if isinstance(order, GraphRun)
+            for output in order.outputs
+        }
+        kept = {name: one for name, one in self._store.items() if id(one) not in unfinished}
+        graphs = any(isinstance(one, StoredGraph) for one in kept.values())
+        return HeldArrays(self.welcome.arrays, kept) if graphs else None
 
     def received(self, message: Message) -> list[Action]:
         """Process a message from the PS. Return orders to execute and messages to send, in order.
@@ -103,6 +143,7 @@ class DeviceCore:
             case messages.Welcome() if self.welcome is None:
                 self.welcome = message
                 self._features = features.of_session(self._offered, message)
+                return self._resume()
             case _:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
         return []
@@ -135,6 +176,16 @@ class DeviceCore:
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
+
+    def _resume(self) -> list[Action]:
+        """Tell the PS what the device still has, if the PS still knows the last session."""
+        held, self._held = self._held, None
+        if held is None or self.welcome is None or self.welcome.arrays != held.of:
+            return []
+        features.require(message := messages.Held(tuple(held.store)), self._features)
+        self._store = dict(held.store)
+        self.occupied_bytes = sum(one.nbytes for one in self._store.values())
+        return [message]
 
     def _take(self, run: int) -> Order | None:
         order = self._running.pop(run, None)

@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cleave import coding
 from cleave.arrays import DType
 from cleave.device.compute_thread import Computer, Outcome
-from cleave.device.core import Action, DeviceCore, Order
+from cleave.device.core import Action, DeviceCore, HeldArrays, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
 from cleave.machine.memory import IDLE_BYTES
 from cleave.protocol import codec, features, limits, messages
@@ -71,6 +71,13 @@ class DeviceStatus:
     done: DeviceCounters = field(default_factory=DeviceCounters)
 
 
+@dataclass(slots=True)
+class Keeping:
+    """What a device keeps between two sessions, as long as its process runs."""
+
+    held: HeldArrays | None = None
+
+
 TELEMETRY_S: Final = 30.0  # interval between two telemetry messages of a device, in seconds
 
 
@@ -89,6 +96,7 @@ class DeviceSession:
         check: called with every received message before it is processed. An exception ends the
             session.
         silence_s: seconds without a message after which the session pings the PS.
+        keeping: keeps the device's arrays for its next session if the connection is lost.
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
@@ -107,8 +115,12 @@ class DeviceSession:
         *,
         check: Callable[[Message], None] | None = None,
         silence_s: float = limits.SILENCE_S,
+        keeping: Keeping | None = None,
     ) -> None:
-        self.core = DeviceCore(hello.memory_bytes, hello.features)
+        self._keeping = keeping or Keeping()
+        held = self._keeping.held
+        hello = replace(hello, holds=held.of) if held is not None else hello
+        self.core = DeviceCore(hello.memory_bytes, hello.features, held)
         self.bye: messages.Bye | None = None
         self.measured: messages.Measured | None = None
         self.downlink_bytes = 0
@@ -190,6 +202,7 @@ class DeviceSession:
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
+            self._keeping.held = None if self.core.draining else self.core.held
             if self.core.welcome is None:
                 raise UnansweredError(f"the server closed the connection: {error}") from error
             return "the server does not answer any more" if self._vanished else str(error)
@@ -228,6 +241,7 @@ class DeviceSession:
                     self.measured = message
                     return "the link is measured"
                 case messages.Welcome():
+                    self._keeping.held = None  # the core has it now
                     self._on_welcome(message)
                     self._act(self.core.received(message))
                     self._on_welcomed(message.device)

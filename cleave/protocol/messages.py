@@ -55,6 +55,7 @@ class Feature(Enum):
     GRAPHS = "graphs"
     CODING = "coding"
     MOVES = "moves"
+    KEEPS = "keeps"
 
 
 class _OpenEnum(StrEnum):
@@ -126,6 +127,7 @@ class Hello(_Always):
     features: Texts = ()
     graph_flops_per_s: Rate = 0.0
     graph_bf16_flops_per_s: Rate = 0.0
+    holds: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
 
 
 @dataclass(slots=True)
@@ -139,6 +141,16 @@ class Welcome(_Always):
     server: Text = ""
     credential: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
     features: Texts = ()
+    arrays: Text = field(default="", repr=False, metadata=SECRET | VERBATIM)
+
+
+@dataclass(slots=True)
+class Held:
+    """Device to PS: the arrays and graphs that the device still has from its last session."""
+
+    TYPE: ClassVar[str] = "held"
+    FEATURE: ClassVar[Feature | None] = Feature.KEEPS
+    ids: Ids
 
 
 @dataclass(slots=True)
@@ -398,7 +410,7 @@ class JobRecord(_Always):
 
 
 Message: TypeAlias = (
-    Hello | Welcome | Put | PutCoded | CodeResults | Run | Graph | Concat | RunGraph | Fetch
+    Hello | Welcome | Held | Put | PutCoded | CodeResults | Run | Graph | Concat | RunGraph | Fetch
     | Computed | Result | ResultCoded | TaskError | Drop | Cancel | Measured | Heartbeat
     | Telemetry | Drain | Bye | Error | Request | Reply | JobRecord
 )  # fmt: skip

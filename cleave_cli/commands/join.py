@@ -124,7 +124,7 @@ def join(
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
-    from cleave.device.session import DeviceSession, device_hello
+    from cleave.device.session import DeviceSession, Keeping, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice, one_processor
@@ -198,7 +198,7 @@ def join(
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
-    server_selection = ServerSelection()
+    server_selection, keeping = ServerSelection(), Keeping()
 
     def multiplying() -> Speed:
         """Return the backend for tiles. Only a backend that the user named must be there."""
@@ -258,8 +258,9 @@ def join(
         computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
         session = DeviceSession(
-            connection, computer, hello, ready, give_back, welcomed, energy.telemetry
-        )
+            connection, computer, hello, ready, give_back, welcomed, energy.telemetry,
+            keeping=keeping,
+        )  # fmt: skip
         server_selection.at(session)
         if data is not None:
             data.follow(session)

@@ -203,7 +203,8 @@ def test_released_operands_are_forgotten_everywhere() -> None:
 
 def _streamed_s(profile: FleetDevice, future: GemmFuture, seen: list[Transfer]) -> float:
     """When the last result is in, from the sizes of the messages alone."""
-    welcome = wire_size(messages.Welcome(device=1, features=("graphs",)))
+    named = messages.Welcome(device=1, features=("graphs", "keeps"), arrays="0" * 32)
+    welcome = wire_size(named)
     down_s = up_s = compute_s = welcome / profile.downlink_bytes_per_s
     compute_s = up_s = 0.0
     results = iter([t.nbytes for t in seen if isinstance(t.message, messages.Result)])

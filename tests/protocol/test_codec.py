@@ -228,7 +228,10 @@ SHOWN = "a[2J]0;tb  cde31mfg h"
 
 def test_all_that_a_peer_says_is_clean_once_it_is_read() -> None:
     """Every text of every message, but for secrets and what an operator asks for."""
-    verbatim = {"hello": {"credential", "join_code"}, "welcome": {"credential"}}
+    verbatim = {
+        "hello": {"credential", "join_code", "holds"},
+        "welcome": {"credential", "arrays"},
+    }
     verbatim["request"] = {"arguments"}
     seen = 0
     for name, cls in TYPES.items():
@@ -275,7 +278,7 @@ def test_no_secret_is_part_of_an_error() -> None:
                 with pytest.raises(ProtocolError) as raised:
                     decode(packed)
                 assert secret not in str(raised.value)
-    assert seen == ["credential", "join_code", "credential", "arguments", "data"]
+    assert seen == ["credential", "join_code", "holds", "credential", "arrays", "arguments", "data"]
     assert secret not in repr(Hello(Role.DEVICE, credential=secret, join_code=secret))
     assert secret not in repr(Welcome(1, credential=secret))
     assert secret not in repr(Reply(1, True, {"code": secret}))

@@ -206,8 +206,14 @@ class SymbolicDevice:
     fails: Callable[[], bool] = lambda: False
     failed: bool = False
     sent: list[Any] = field(default_factory=list)
+    # what it held before each of the last messages
+    before: deque[tuple[dict[int, Any], dict[int, int]]] = field(
+        default_factory=lambda: deque(maxlen=8)
+    )
+    outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)  # key: run
 
     def take(self, message: Any, order: StageOrder | None) -> None:
+        self.before.append((dict(self.held), dict(self.sizes)))
         match message:
             case messages.Put() | messages.Graph():
                 assert message.id not in self.held
@@ -234,6 +240,7 @@ class SymbolicDevice:
                 self.orders.append((order, message.id, LOST if lost else None))
                 made = [LOST] * len(message.outputs) if lost else self._run(message)
                 kept = [id for id in message.outputs if id]
+                self.outputs[message.id] = tuple(kept)
                 for id, nbytes in zip(kept, message.output_bytes, strict=True):
                     assert id not in self.held or message.inputs.count(id) == 1
                     self.held[id], self.sizes[id] = made[message.outputs.index(id)], nbytes
@@ -252,6 +259,20 @@ class SymbolicDevice:
                 self.orders.append((order, message.id, found))
             case _:
                 raise AssertionError(message)
+
+    def lose_connection(self, draw: Callable[[], float]) -> None:
+        """Forget the last messages, as if they had not arrived, and the outputs of the last runs."""
+        back = int(draw() * len(self.before))
+        if back and draw() < 0.5:
+            self.held, self.sizes = self.before[-back]
+        runs = [run for _, run, _ in self.orders]
+        for run in runs[int(draw() * (len(runs) + 1)) :]:
+            for id in self.outputs.get(run, ()):
+                self.held.pop(id, None)
+                self.sizes.pop(id, None)
+        self.orders.clear()
+        self.before.clear()
+        self.failed = False
 
     def _run(self, message: messages.RunGraph) -> list[Any]:
         kind, _, layer = self.held[message.graph].decode().partition(" ")

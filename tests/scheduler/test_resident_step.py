@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import messages
+from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
 from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
@@ -102,6 +103,7 @@ class Training(Trial):
         self.scalars: list[Any] = []
         self.fetches = False
         self.newcomer = devices + 1  # the next device that joins
+        self.cut_off: dict[str, SymbolicDevice] = {}  # devices without a connection
 
     def _device(self) -> SymbolicDevice:
         return SymbolicDevice(fails=lambda: self._draw() < self.failing)
@@ -171,6 +173,31 @@ class Training(Trial):
     def lose(self, device: int) -> None:
         del self.fleet.devices[device]
         self._do(self.runs.lost(device))
+
+    def cut(self, device: int) -> str:
+        """Cut a device's connection, in the middle of its orders. Return what `come_back` takes."""
+        lost = self.fleet.devices.pop(device)
+        lost.lose_connection(self._draw)
+        session = Session(device, 0.0, arrays=f"arrays of {device}")
+        self._do(self.runs.keep(session, 0.0))
+        self._do(self.runs.lost(device))
+        self.cut_off[session.arrays] = lost
+        return session.arrays
+
+    def come_back(self, arrays: str) -> None:
+        """Connect a device again. What it still has counts only if the server awaits it."""
+        device, self.newcomer = self.newcomer, self.newcomer + 1
+        self.fleet.devices[device] = back = self.cut_off.pop(arrays)
+        session = Session(device, 0.0)
+        if self.runs.awaits(arrays):
+            session.arrays, session.held = arrays, frozenset(back.held)
+        else:
+            back.held, back.sizes = {}, {}
+        self._do(self.runs.returned(session))
+
+    def give_up(self) -> None:
+        """Wait no longer for devices without a connection."""
+        self._do(self.runs.expire(self.runs.return_s))
 
     def fail(self, device: int) -> None:
         self.fleet.devices[device].orders.clear()
@@ -307,6 +334,9 @@ def disturbed(training: Training, rng: random.Random, trouble: float, events: in
         normal += [("update", None)] * training.wants_update
         wrong: list[tuple[str, Any]] = [("lose", d) for d in fleet.devices]
         wrong += [("join", training.newcomer), ("withdraw", None)]
+        wrong += [("cut", d) for d in fleet.devices]
+        wrong += [("come_back", arrays) for arrays in training.cut_off] * 2
+        wrong += [("give_up", None)]
         if failures < MAX_FAILURES - 1:
             wrong += [("fail", d) for d in fleet.devices]
         what, number = rng.choice(wrong if not normal or rng.random() < trouble else normal)
@@ -351,6 +381,7 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
             disturbed(training, rng, trouble, rng.randint(0, 500))
             if not training.step.ended:
                 training.join(training.newcomer)  # this device has not failed
+                training.give_up()
                 training.finish()
             completed = isinstance(training.fleet.told[-1], StepResult)
             # Between two steps:
@@ -358,11 +389,18 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
                 training.begin_snapshot()
             if training.fleet.devices and rng.random() < trouble:
                 training.fail(rng.choice(list(training.fleet.devices)))
+            if training.fleet.devices and rng.random() < trouble:
+                training.cut(rng.choice(list(training.fleet.devices)))
+            if training.cut_off and rng.random() < 0.5:
+                training.come_back(rng.choice(list(training.cut_off)))
             training.away = {d for d in training.fleet.devices if rng.random() < trouble}
     training.begin_fetch()
     training.join(training.newcomer)
+    training.give_up()
     training.finish()
     training._do(training.runs.end())
+    for arrays in list(training.cut_off):
+        training.come_back(arrays)
     for device in training.fleet.devices.values():
         assert not device.held
 

@@ -226,22 +226,34 @@ class Joining:
         return admission
 
     def begin(
-        self, session: Session, hello: Hello, admission: Admission, now_s: float, *, verify: bool
+        self,
+        session: Session,
+        hello: Hello,
+        admission: Admission,
+        now_s: float,
+        *,
+        verify: bool,
+        returns: bool = False,
     ) -> Sequence[Decision]:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
+            returns: whether the PS knows which arrays the device has from its last session.
             verify: whether the server verifies results. If so, the probe tests the device's
                 arithmetic, unless the device joins only for a link measurement.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
+        if Feature.KEEPS in session.features:
+            session.returning = returns
+            session.arrays = hello.holds if returns else f"{self._rng.getrandbits(128):032x}"
         assert session.rates is not None
         welcome = messages.Welcome(
             session.id,
             server=self._auth.server,
             credential=admission.credential,
             features=tuple(feature.value for feature in session.features),
+            arrays=session.arrays,
         )
         session.allowance = Allowance(now_s)
         stated = bool(hello.downlink_bytes_per_s and hello.uplink_bytes_per_s)

@@ -84,6 +84,11 @@ class Session:
     may_code: bool = False  # the device was told that it may compress results
     measure: bool = False  # the device joined only for a link measurement
     measured_by: str = ""  # see `Admission.measured_by`
+    # Names the arrays of this session. A device that lost its connection states the name to
+    # continue with its arrays; see `StageRuns.returned`.
+    arrays: str = ""
+    returning: bool = False  # the device must still say which arrays it has from before
+    held: frozenset[int] | None = None  # the arrays that a device still had; None if it had none
     own: bool = False  # the device is the operator's own
     here: bool = False  # the device is known to run on the server's computer
     telemetry: dict[str, float] = field(default_factory=dict)

@@ -205,13 +205,16 @@ class SessionManager:
         if session_id not in self.sessions:
             return []
         session = self.sessions[session_id]
-        if code is ErrorCode.QUARANTINED and session.identity is not None:
-            self.auth.quarantined(session.identity, reason)
+        if code is ErrorCode.QUARANTINED:
+            session.arrays = ""  # its arrays are not trusted any more
+            if session.identity is not None:
+                self.auth.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # other codes: ended by the PS
-        return instructions + self.closed(session_id, reason, now_s, lost=lost)
+        returns = lost or code is ErrorCode.DUPLICATE
+        return instructions + self.closed(session_id, reason, now_s, lost=lost, returns=returns)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
@@ -230,23 +233,36 @@ class SessionManager:
         return done
 
     def closed(
-        self, session_id: int, reason: str, now_s: float, *, lost: bool = True
+        self,
+        session_id: int,
+        reason: str,
+        now_s: float,
+        *,
+        lost: bool = True,
+        returns: bool | None = None,
     ) -> list[ForRuntime]:
         """Record the end of a session and reassign the device's unfinished tasks.
 
         Args:
             lost: whether the session ended unintentionally.
+            returns: whether the device may return with its arrays; by default, as `lost`.
         """
+        returns = lost if returns is None else returns
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
         self.history.depart(session, reason, now_s, lost=lost)
         self._joining.left(session, now_s)
+        kept: list[ForRuntime] = []
+        if returns and session.arrays:
+            kept = self._carry_out(self.stages.keep(session, now_s), now_s)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason
-        if probing:
-            return []
-        return self._do(events.DeviceLost(session_id), now_s)
+        return kept if probing else kept + self._do(events.DeviceLost(session_id), now_s)
+
+    def expire(self, now_s: float) -> list[ForRuntime]:
+        """Replace devices with stages that have not returned in time."""
+        return self._carry_out(self.stages.expire(now_s), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
         """End silent sessions, start due trials, update pace estimates and report contributions."""
@@ -268,7 +284,7 @@ class SessionManager:
             instructions += self._carry_out(judged, now_s)
         self.history.tick(self.sessions.values(), now_s)
         self._joining.tick(now_s)
-        return instructions + self._do(events.Tick(), now_s)
+        return instructions + self.expire(now_s) + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
         """Report the contributions of all connected devices to the authenticator."""
@@ -283,7 +299,13 @@ class SessionManager:
             return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
         # End earlier sessions first, so that the new session can reuse their link rates.
         ended = self._carry_out(superseded(admission, self.sessions.values()), now_s)
-        begun = self._joining.begin(session, message, admission, now_s, verify=self.verify)
+        for before in [s for s in self.sessions.values() if s.arrays and s.arrays == message.holds]:
+            reason = "the device connected again"
+            ended += self.refuse(before.id, ErrorCode.DUPLICATE, reason, now_s)
+        returns = self.stages.awaits(message.holds)
+        begun = self._joining.begin(
+            session, message, admission, now_s, verify=self.verify, returns=returns
+        )
         return ended + self._carry_out(begun, now_s)
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
@@ -309,6 +331,10 @@ class SessionManager:
                 if task is None:
                     return [events.LateAnswer(session.id)]
                 return self._run_failed(session, task, message.id, message.reason, now_s)
+            case messages.Held() if session.returning:
+                session.returning, session.held = False, frozenset(message.ids)
+                ready = session.state is DeviceState.READY
+                return self.stages.returned(session) if ready else []
             case messages.Heartbeat():
                 overdue = self.scheduler.overdue(session.id)
                 return [events.Alive(session.id)] if overdue else []
@@ -590,7 +616,9 @@ class SessionManager:
             case events.DeviceAside(device):
                 reason = self.sessions[device].setbacks.text or "it was set aside"
                 return self.stages.failed(device, reason)
-            case events.DeviceReady() | events.DeviceBack():
+            case events.DeviceReady(rates):
+                return self.stages.returned(self.sessions[rates.device])
+            case events.DeviceBack():
                 return self.stages.changed()
             case _:
                 return []

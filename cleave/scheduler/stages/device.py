@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from copy import copy
 from typing import Final
 
@@ -14,6 +14,7 @@ from cleave.scheduler.stages.passes import StagePasses, arrays_of, sums_of
 from cleave.scheduler.stages.work import (
     LoggedStep,
     Resident,
+    StageGraph,
     StageRequest,
     StepWork,
 )
@@ -32,6 +33,33 @@ class StageDevice(StagePasses):
     def updates_of(self, array: StageArray) -> int | None:
         """Return the number of updates in a weight or moment; None if the device lacks it."""
         return self._updates[array] if array in self._sent else None
+
+    @property
+    def now(self) -> int:
+        """Return the number of all updates before the current step."""
+        return self._resident.now
+
+    @property
+    def has_state(self) -> bool:
+        """Return whether the device has any trained state."""
+        return any(array in self._sent for array in self._updates)
+
+    def resume(self, device: int, held: Set[int]) -> None:
+        """Continue in a new session with what the device still has and a step may need.
+
+        Args:
+            device: the ID of the new session.
+            held: wire IDs of all arrays and graphs that the device has.
+        """
+        needed = _all_arrays(self.work)
+        sent = ((what, id) for what, id in self._sent.items() if id in held)
+        self._restart(device, {w: id for w, id in sent if isinstance(w, StageGraph) or w in needed})
+        self._out += self.dropped(device, held - {*self._sizes})
+
+    def drop_withdrawn(self) -> None:
+        """Drop trained state with more updates than all steps before the current one did."""
+        ahead = [a for a, updates in self._updates.items() if updates > self.now]
+        self.drop_state(ahead)
 
     def updates_in(self, plan: PlannedStage) -> int | None:
         """Return the number of updates in a stage's trained state on the device.
@@ -67,6 +95,13 @@ class StageDevice(StagePasses):
         request.dx_wanted = False
         self.repeat(request, resident.log[updates - resident.position :])
 
+    def stop_restoring(self, request: StageRequest) -> None:
+        """Drop the state that a request restores."""
+        self.drop([*request.sums.values()])
+        self.drop_state(self._resident.arrays_of(request.plan))
+        for step, _ in list(request.replay)[:1]:
+            self._forget_logged(step.work, self.work, request.plan)
+
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
         """Repeat logged steps, after those that the request still has to repeat."""
         for step in steps:
@@ -91,7 +126,7 @@ class StageDevice(StagePasses):
 
     def _forget_logged(self, logged: StepWork, now: StepWork, plan: PlannedStage) -> None:
         """Drop the arrays and graphs of a logged step, such as masks, that step `now` lacks."""
-        needed = {array for stage in now.planned for array in arrays_of(now, stage)}
+        needed = _all_arrays(now)
         for array in dict.fromkeys(arrays_of(logged, plan)):
             if array in self._sent and array not in needed:
                 self._forget(array)
@@ -176,6 +211,11 @@ class StageDevice(StagePasses):
     def _resident(self) -> Resident:
         assert self.work.resident is not None
         return self.work.resident
+
+
+def _all_arrays(work: StepWork) -> set[StageArray | StageGraph]:
+    """Return all arrays and graphs that the stages of a step need before their first pass."""
+    return {array for stage in work.planned for array in arrays_of(work, stage)}
 
 
 def _state_names(moments: int) -> list[str]:

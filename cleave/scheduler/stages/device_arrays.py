@@ -11,7 +11,7 @@ so that a failed order can be repeated alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -163,6 +163,20 @@ class DeviceArrays:
         # State that is only kept for a snapshot is not current after the next step.
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
         self.drop([id for id in self._sizes if id not in keep and id not in kept])
+
+    def _restart(self, device: int, sent: dict[StageArray | StageGraph, int]) -> None:
+        """Track a device that has a new session and only the arrays and graphs in `sent`."""
+        self.device = device
+        self._asked, self._snapshot, self._careful_bytes = {}, {}, None
+        self._out.clear()
+        self._sent, kept = sent, {*sent.values()}
+        self._sizes = {id: nbytes for id, nbytes in self._sizes.items() if id in kept}
+        self.occupied_bytes = sum(self._sizes.values())
+
+    @staticmethod
+    def dropped(device: int, ids: Set[int]) -> list[SendStage]:
+        """Return the message with which a device drops arrays that no `DeviceArrays` tracks."""
+        return [SendStage(device, messages.Drop(tuple(sorted(ids))))] if ids else []
 
     @property
     def is_idle(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -32,6 +32,11 @@ from cleave.scheduler.tiles.device_memory import Names
 _MODELS_KEPT: Final = 8
 _MOST_USED: Final = 16  # number of devices whose use in a step is reported
 
+# How long a stage waits for a device that lost its connection and may still have its state. Another
+# device would first receive a snapshot and repeat the logged steps. After a cut of 5 s, a device
+# returns within 13 s; see `Agent`.
+RETURN_S: Final = 15.0
+
 # Limits for a device's throughput in layer graphs, as measured in a step.
 _LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
 _BELIEVED: Final = 2.0  # largest ratio of measured to stated throughput
@@ -55,6 +60,19 @@ class StagesOn(Enum):
         return choice_of(cls, "--stages-on", value)
 
 
+@dataclass(slots=True)
+class _Away:
+    """The arrays of a device that lost its connection, if it still has them.
+
+    Attributes:
+        awaited: whether its stages wait for it.
+    """
+
+    store: StageDevice
+    left_s: float
+    awaited: bool = True
+
+
 class StageRuns:
     """Manages the current step by stages and the arrays that devices store for stages.
 
@@ -62,6 +80,7 @@ class StageRuns:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
     Attributes:
+        return_s: how long a stage waits for a device that lost its connection, in seconds.
         results: number of arrays that devices have returned in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
     """
@@ -73,6 +92,8 @@ class StageRuns:
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
         self._snapshot: SnapshotRun | None = None
+        self._away: dict[str, _Away] = {}  # key: `Session.arrays`
+        self.return_s = RETURN_S
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
@@ -100,6 +121,7 @@ class StageRuns:
             if s.rates is not None
             and s.state is DeviceState.READY
             and not s.setbacks.aside
+            and not s.returning
             and Feature.GRAPHS in s.features
             and self._may(s)
         }
@@ -179,6 +201,8 @@ class StageRuns:
         self._before_renewal = {}
         self._began_s, self._computed = now_s, {}
         out = self._abandon_snapshot() if work.resident and work.resident.fetches else []
+        if work.resident is not None:
+            self._use_state(work)
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
@@ -192,7 +216,9 @@ class StageRuns:
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
-        self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
+        self._step = StageStep(
+            work, self._stores, lambda: self.able, self._ids, usual, self._awaited
+        )
         return out + self._step.begin()
 
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
@@ -240,18 +266,69 @@ class StageRuns:
     def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
         """Return a stage with the one device that holds the newest of its trained state.
 
-        A stage without trained layers has no state, so it stays on its planned device.
+        A stage without trained layers has no state, so it stays on its planned device. If the
+        newest state is on a device that lost its connection, the stage has no device yet.
         """
         assert work.resident is not None
         if not any(work.resident.of_stage(stage)):
             return replace(stage, devices=stage.devices[:1])
         able, found = self.able, dict[int, int]()
         for device, store in self._stores.items():
-            store.work = work
             if device in able and (updates := store.updates_in(stage)) is not None:
                 found[device] = updates
         best = max(found, key=lambda d: (found[d], d in stage.devices), default=None)
-        return replace(stage, devices=stage.devices[:1] if best is None else (best,))
+        if best is not None:
+            return replace(stage, devices=(best,))
+        return replace(stage, devices=() if self._awaited(stage) else stage.devices[:1])
+
+    def _use_state(self, work: StepWork) -> None:
+        """Say which trained state is usable in a step. Drop state of steps that were withdrawn."""
+        for store in (*self._stores.values(), *(away.store for away in self._away.values())):
+            store.work = work
+            store.drop_withdrawn()
+
+    # --- devices that lose their connection and return ---
+
+    def keep(self, session: Session, now_s: float) -> list[ForSteps]:
+        """Remember the trained state on a device that lost its connection, for `returned`."""
+        store = self._stores.get(session.id)
+        if store is None or not store.has_state:
+            return []
+        out = self._abandon_snapshot()
+        self._away[session.arrays] = _Away(self._stores.pop(session.id), now_s)
+        return out
+
+    def awaits(self, arrays: str) -> bool:
+        """Return whether a device has left these arrays (`Session.arrays`) and may return."""
+        return arrays in self._away
+
+    def returned(self, session: Session) -> list[ForSteps]:
+        """Let a device that is available again continue with the arrays that it still has."""
+        if session.held is None:
+            return self.changed()
+        away, held, session.held = self._away.pop(session.arrays, None), session.held, None
+        if away is not None:
+            store = self._stores[session.id] = away.store
+            store.resume(session.id, held)
+            if self._step is not None and not self._step.ended:
+                store.drop_withdrawn()
+            session.reserved_bytes = store.occupied_bytes
+            return [*store.take(), *self.changed()]
+        return [*StageDevice.dropped(session.id, held), *self.changed()]
+
+    def expire(self, now_s: float) -> list[ForSteps]:
+        """Let stages no longer wait for devices that have not returned in time."""
+        late = [a for a in self._away.values() if a.awaited and now_s >= a.left_s + self.return_s]
+        for away in late:
+            away.awaited = False
+        return self.changed() if late else []
+
+    def _awaited(self, stage: PlannedStage) -> bool:
+        """Return whether a device with the present state of a stage may return soon."""
+        return any(
+            away.awaited and away.store.updates_in(stage) == away.store.now
+            for away in self._away.values()
+        )
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.
@@ -283,6 +360,9 @@ class StageRuns:
     def withdraw(self) -> None:
         """End the current step. Devices retain their arrays for the next step."""
         if self._step is not None:
+            if not self._step.ended:  # devices may have done its update
+                for away in self._away.values():
+                    away.store.drop_withdrawn()
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
 
@@ -294,6 +374,7 @@ class StageRuns:
             store.end()
             out += store.take()
         self._stores.clear()
+        self._away.clear()
         self._before_renewal = {}
         return out
 

@@ -18,7 +18,7 @@ from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import rules
-from cleave.planner.stages.model import NOTHING_KEPT, Keep
+from cleave.planner.stages.model import NOTHING_KEPT, Keep, PlannedStage
 from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stages.arrays import StageArray
@@ -56,6 +56,7 @@ class StageStep:
         stores: maps a device to its `StageDevice`. The step adds missing devices.
         present: returns the rates of the devices that may train whole layers now, by device.
         usual: usual magnitudes of the arrays that devices return for this model.
+        awaited: returns whether a stage waits for a device that may return with its trained state.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class StageStep:
         present: Callable[[], Mapping[int, DeviceRates]],
         ids: Names,
         usual: UsualSizes | None = None,
+        awaited: Callable[[PlannedStage], bool] = lambda stage: False,
     ) -> None:
+        self._awaited = awaited
         self.work = work
         self.ended = False
         self.failures = 0
@@ -226,7 +229,11 @@ class StageStep:
 
     def changed(self) -> list[ForSteps]:
         """Continue the step after a device became available, because a stage may need a device."""
-        return [] if self.ended else self._go_on()
+        if self.ended:
+            return []
+        if self._trained is not None:
+            self._stop_restoring(self._trained)
+        return self._go_on()
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
         """Record an array that the training thread computed for a micro-batch.
@@ -646,6 +653,19 @@ class StageStep:
                 self._requests.discard(request)
             self._out += store.take()
 
+    def _stop_restoring(self, trained: TrainedState) -> None:
+        """Let stages that are being restored continue on devices that still have their state."""
+        for request in [r for r in self._requests if r.kind is RequestKind.RESTORE]:
+            able = self._present().keys() - self._failed.keys() - {request.device}
+            holder = next((d for d in able if trained.may_run(request.stage, d)), None)
+            if holder is None:
+                continue
+            self._requests.discard(request)
+            self._stages[request.stage].devices = [holder]
+            store = self._store(request.device)
+            store.stop_restoring(request)
+            self._out += store.take()
+
     def _use_gradients(self, trained: TrainedState) -> None:
         """Request squared gradients, updates or trained state of stages without passes left."""
         for number, device, kind in list(trained.due()):
@@ -706,7 +726,11 @@ class StageStep:
 
     def _replace_missing(self) -> None:
         """Assign new devices to unfinished stages that have no devices left."""
-        missing = [s for s in self._stages if not s.devices and not s.has_landed]
+        missing = [
+            s
+            for s in self._stages
+            if not s.devices and not s.has_landed and not self._waits(s)
+        ]
         if not missing:
             return
         for stage in missing:
@@ -719,12 +743,27 @@ class StageStep:
             what = ", ".join(s.plan.named for s in missing)
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
+    def _waits(self, stage: StageState) -> bool:
+        """Return whether a stage waits for a device that may return with its trained state."""
+        if self._trained is None or not self._awaited(stage.plan):
+            return False
+        able = self._present().keys() - self._failed.keys()
+        stores = (store for device, store in self._stores.items() if device in able)
+        return all(store.updates_in(stage.plan) is None for store in stores)
+
     def _reinforce(self, stage: StageState) -> None:
         """Add to a stage the devices predicted to finish the stage's micro-batches earliest."""
+        if self._waits(stage):
+            return
         candidates = self._candidates(stage)
         if self._trained is not None and candidates:  # the state is on one device
             left = max(1, stage.left)
-            candidates = [min(candidates, key=lambda c: c.other_s + left * c.each_s)]
+
+            def finish_s(candidate: Candidate) -> float:
+                steps = self._steps_to_repeat(stage, candidate.device)
+                return candidate.other_s + (left + steps * len(self.work.x)) * candidate.each_s
+
+            candidates = [min(candidates, key=finish_s)]
         chosen = soonest(candidates, stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
@@ -765,6 +804,14 @@ class StageStep:
             )
             for r in fitting
         ]
+
+    def _steps_to_repeat(self, stage: StageState, device: int) -> int:
+        """Return how many logged steps a device must repeat before it can run a stage."""
+        resident = self.work.resident
+        assert resident is not None
+        store = self._stores.get(device)
+        updates = None if store is None else store.updates_in(stage.plan)
+        return resident.now - (resident.position if updates is None else updates)
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
         """Return a device's predicted time for all stages except `besides`, in seconds."""

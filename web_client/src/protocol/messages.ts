@@ -127,6 +127,7 @@ export const SCHEMAS = {
       features: optional(Kind.TEXTS, () => []),
       graph_flops_per_s: optional(Kind.REAL, zero),
       graph_bf16_flops_per_s: optional(Kind.REAL, zero),
+      holds: optional(Kind.SECRET, empty),
     },
     payload: false,
   },
@@ -138,9 +139,11 @@ export const SCHEMAS = {
       server: optional(Kind.TEXT, empty),
       credential: optional(Kind.SECRET, empty),
       features: optional(Kind.TEXTS, () => []),
+      arrays: optional(Kind.SECRET, empty),
     },
     payload: false,
   },
+  held: { fields: { ids: required(Kind.IDS) }, payload: false },
   put: {
     fields: {
       id: required(Kind.ID),

@@ -27,7 +27,8 @@ public enum MessageType {
             optional("versions", Kind.IDS, Collections.emptyList()),
             optional("features", Kind.TEXTS, Collections.emptyList()),
             optional("graph_flops_per_s", Kind.REAL, 0.0),
-            optional("graph_bf16_flops_per_s", Kind.REAL, 0.0)),
+            optional("graph_bf16_flops_per_s", Kind.REAL, 0.0),
+            optional("holds", Kind.SECRET, "")),
     WELCOME(
             false,
             required("device", Kind.ID),
@@ -35,7 +36,9 @@ public enum MessageType {
             optional("heartbeat_s", Kind.REAL, Limits.HEARTBEAT_S),
             optional("server", Kind.TEXT, ""),
             optional("credential", Kind.SECRET, ""),
-            optional("features", Kind.TEXTS, Collections.emptyList())),
+            optional("features", Kind.TEXTS, Collections.emptyList()),
+            optional("arrays", Kind.SECRET, "")),
+    HELD(false, required("ids", Kind.IDS)),
     PUT(
             true,
             required("id", Kind.ID),
