@@ -7,8 +7,8 @@ Without `--drift`: ten steps of small models on four device processes of a serve
 one layer, with its weights and optimizer state. In steps 3, 6 and 9, a device gets SIGKILL: in a
 forward or a backward pass, before, during or after its update, while it returns its state, or while
 it repeats logged steps after another loss; or two devices get it at once. In one more case, a
-device gets SIGSTOP in step 3 and continues after `--stop-s` seconds. After step 5, the server
-fetches the state. The relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32)
+device gets SIGSTOP in step 3 and continues after `--stop-s` seconds. In another one, connections
+are cut for 5 seconds: then no step may be repeated. After step 5, the server fetches the state. The relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32)
 or 2e-2 (bf16).
 
 With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated devices, one of which
@@ -58,6 +58,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.protocol import messages
+from cleave.scheduler.stages.runs import RETURN_S
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import OptimizerKind
@@ -68,6 +69,7 @@ from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
+from tests.faults.proxy import Proxy
 from tests.graphs.models import plain_gradients
 from tests.training.test_staged import EvenStages
 
@@ -78,6 +80,8 @@ SYNC_AFTER: Final = 5
 EVERY: Final = 3  # steps between losses
 DRIFT_EVERY: Final = 5
 DRIFT_LIMIT: Final = 1e-3
+CUT_S: Final = 5.0
+WAIT_S: Final = 1.0  # a stage waits so long for a killed device
 
 
 class Moment(Enum):
@@ -93,6 +97,7 @@ class Moment(Enum):
     REPLAY = "in a replay"
     TWO = "two at once"
     STOP = "stopped"
+    CUT = "cut off"
 
 
 KINDS: Final = {
@@ -105,6 +110,7 @@ KINDS: Final = {
     Moment.REPLAY: RequestKind.RESTORE,
     Moment.TWO: RequestKind.BACKWARD,
     Moment.STOP: RequestKind.BACKWARD,
+    Moment.CUT: RequestKind.BACKWARD,
 }
 
 
@@ -133,8 +139,17 @@ CASES: Final = (
 class Killer(Disturber):
     """Kills devices at a moment of the armed step; see `Disturber`."""
 
-    def __init__(self, server: Server, processes: Processes, stop_s: float, moment: Moment) -> None:
+    def __init__(
+        self,
+        server: Server,
+        processes: Processes,
+        proxy: Proxy,
+        stop_s: float,
+        moment: Moment,
+    ) -> None:
         super().__init__(server, processes, stop_s)
+        self.restored = 0  # answers of devices that restore a lost device's state
+        self._proxy = proxy
         self._moment = moment
         self._first = False  # whether a device must be lost before the moment
 
@@ -146,6 +161,7 @@ class Killer(Disturber):
 
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
         request = order.request
+        self.restored += request.kind is RequestKind.RESTORE
         left = len(request.rest) + len(request.answers.keys() - {answer.id})
         if self._armed is Disturbance.NONE:
             return False
@@ -158,12 +174,16 @@ class Killer(Disturber):
         return not self._first and request.kind is KINDS[self._moment] and bool(left) != after
 
     def _strike(self, disturbance: Disturbance, order: StageOrder) -> None:
+        sessions = self._server.live.manager.sessions
+        pid = int(sessions[order.request.device].name.removeprefix("process "))
+        others = dict(self._processes.running)
+        (slot,) = [slot for slot, p in others.items() if p == pid]
+        if self._moment is Moment.CUT:
+            self._proxy.cut(slot, CUT_S)
+            return
         super()._strike(disturbance, order)
         if self._moment is Moment.TWO:
-            sessions = self._server.live.manager.sessions
-            pid = int(sessions[order.request.device].name.removeprefix("process "))
-            other = next(slot for slot, p in self._processes.running.items() if p != pid)
-            self._processes.strike(other, Fault.KILL)
+            self._processes.strike((slot + 1) % len(others), Fault.KILL)
 
 
 def plain_losses(model: nn.Module, batches: Sequence[Tensor], case: Case) -> list[float]:
@@ -242,8 +262,10 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
     batches, met = batches_of(STEPS, BATCH, SEQUENCE), True
     with (
         cleave.serve(stages_on="any") as server,
-        Processes(lambda slot: server.url, DEVICES) as processes,
+        Proxy(server.url) as proxy,
+        Processes(proxy.url, DEVICES) as processes,
     ):
+        stages = server.live.manager.stages
         for family in families:
             model = family_model(family)
             graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
@@ -251,7 +273,8 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
             for case in CASES:
                 plain = plain_losses(model, batches, case)
                 for moment in Moment:
-                    killer = Killer(server, processes, stop_s, moment)
+                    killer = Killer(server, processes, proxy, stop_s, moment)
+                    stages.return_s = RETURN_S if moment is Moment.CUT else WAIT_S
 
                     def before(step: int, killer: Killer = killer, moment: Moment = moment) -> None:
                         if moment is not Moment.STOP or step in (1, STEPS):
@@ -269,6 +292,8 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
                     finally:
                         killer.close()
                         model.load_state_dict(weights)
+                    if moment is Moment.CUT and killer.restored:
+                        said = said or "state was restored"
                     met &= show_case(family, case, moment, error, killer.struck, said)
     print(f"losses at most 1e-4 off in fp32, 2e-2 in bf16: {'met' if met else 'NOT met'}")
     return met

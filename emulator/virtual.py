@@ -252,9 +252,19 @@ class VirtualRuntime(Runtime):
         return number
 
     @_alone
-    def lose(self, device: int, *, in_s: float = 0.0) -> None:
-        """Disconnect a device without notice after `in_s` virtual seconds."""
-        self._at(self.now_s + in_s, self._vanish, device)
+    def lose(self, device: int, *, in_s: float = 0.0, away_s: float | None = None) -> None:
+        """Disconnect a device without notice after `in_s` virtual seconds.
+
+        After `away_s` more seconds, it connects again and still has its arrays. None: never.
+        """
+
+        def lose() -> None:
+            profile = self.devices[device].profile if device in self.devices else None
+            held = self._vanish(device)
+            if profile is not None and away_s is not None:
+                self._at(self.now_s + away_s, self.join, profile, held)
+
+        self._at(self.now_s + in_s, lose)
 
     def _vanish(self, device_id: int) -> HeldArrays | None:
         """Disconnect a device. Return what it still has."""

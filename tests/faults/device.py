@@ -22,7 +22,7 @@ import numpy as np
 
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import Order
-from cleave.device.session import DeviceSession, device_hello
+from cleave.device.session import DeviceSession, Keeping, device_hello
 from cleave.errors import CleaveError, ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
 from cleave.machine.graph_run import FetchRun
@@ -38,7 +38,7 @@ BACKENDS: dict[str, type[MatmulBackend]] = {
 }
 _FLOPS_PER_S = 5e9
 _BYTES_PER_S = 100e6
-_TRIES = 50
+_TRIES = 100
 _PAUSE_S = 0.1
 
 
@@ -103,14 +103,16 @@ async def serve(
         graphs=True,
     )
     give_back = hold_strips_well()
-    failures = 0
+    failures, keeping = 0, Keeping()
     left = count(-1, -1) if not spoil else count(spoil - 1, -1)  # over all sessions
     while failures < _TRIES:
         try:
             connection = await open_connection(target)
             failures = 0
             computer = Flawed(backend, failing=failing, spoil=left, value=value)
-            await DeviceSession(connection, computer, hello, on_idle=give_back).run()
+            await DeviceSession(
+                connection, computer, hello, on_idle=give_back, keeping=keeping
+            ).run()
         except (CleaveError, ProtocolError):
             failures += 1
         await asyncio.sleep(_PAUSE_S)

@@ -115,6 +115,7 @@ class Proxy:
         self.happened: list[Happening] = []
         self.passed: Counter[int] = Counter()
         self._armed: dict[int, list[tuple[int, Fault]]] = {}  # by slot: at which count, what
+        self._cut_until_s: dict[int, float] = {}  # by slot: no connection before this time
         self._connections = 0
         self._pairs: set[_Pair] = set()
         self._started = threading.Event()
@@ -146,6 +147,16 @@ class Proxy:
         due = self.passed[loss.slot] + loss.after
         self._armed.setdefault(loss.slot, []).append((due, loss.fault))
 
+    def cut(self, slot: int, for_s: float) -> None:
+        """Cut a device's connection, and accept none of its for a time. From any thread."""
+
+        def cut() -> None:
+            self._cut_until_s[slot] = time.monotonic() + for_s
+            for pair in [pair for pair in self._pairs if pair.slot == slot]:
+                _abort(pair)
+
+        self._loop.call_soon_threadsafe(cut)
+
     def counts(self) -> Counter[Fault]:
         """How often each fault happened so far."""
         return Counter(happening.fault for happening in list(self.happened))
@@ -174,6 +185,9 @@ class Proxy:
     async def _accept(self, device: ServerConnection) -> None:
         assert device.request is not None
         slot = int(device.request.path.strip("/"))
+        if time.monotonic() < self._cut_until_s.get(slot, 0.0):
+            device.transport.abort()
+            return
         try:
             server = await connect(
                 self._address,

@@ -134,9 +134,7 @@ class Training(Trial):
 
     def begin_fetch(self) -> None:
         """Begin a step that fetches the state."""
-        resident = replace(
-            self.resident, log=tuple(self.log), position=self.position, fetches=True
-        )
+        resident = replace(self.resident, log=tuple(self.log), position=self.position, fetches=True)
         self.begin(replace(self.work, resident=resident, token=object()))
 
     def _do(self, wanted: Any) -> None:

@@ -17,6 +17,7 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.scheduler.stages.runs import RETURN_S
 from cleave.training.loop import state_files
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.finite import DivergedError
@@ -135,10 +136,11 @@ def test_neither_weights_nor_gradients_travel() -> None:
         assert fleet.counters().traffic.up.weights > before.up.weights
 
 
-def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
+def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> Callable[[], int]:
     """Lose the device of every message whose number is a multiple of `after`, `LOSSES` times.
 
-    A new device joins each time. Returns a function that returns the number of lost devices.
+    It returns with its arrays after `away_s` seconds. With None, a new device joins instead.
+    Returns a function that returns the number of lost devices.
     """
     send, sent, lost = runtime.send, 0, 0
 
@@ -148,8 +150,9 @@ def losing(runtime: VirtualRuntime, after: int) -> Callable[[], int]:
         sent += 1
         if sent % after == 0 and lost < LOSSES:
             lost += 1
-            runtime.join(paper_fleet(1)[0])
-            runtime.lose(session)
+            if away_s is None:
+                runtime.join(paper_fleet(1)[0])
+            runtime.lose(session, away_s=away_s)
 
     runtime.send = sending  # type: ignore[assignment, method-assign]
     return lambda: lost
@@ -205,6 +208,38 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
         check_state(fleet.runtime.manager)
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
     same_weights(model, plain, 1e-2)
+
+
+@pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
+@pytest.mark.parametrize("away_s", [5.0, RETURN_S + 1, nightly(1000.0)])
+def test_devices_that_return_with_their_state_change_nothing(after: int, away_s: float) -> None:
+    """Whatever they were doing when their connection was cut."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    with emulated(3, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet)
+        lost = losing(fleet.runtime, after, away_s)
+        mine = [run.step(ids) for ids in given]
+        run.staged.sync()
+        assert lost() > 0
+        check_state(fleet.runtime.manager)
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
+    same_weights(model, plain, 1e-2)
+
+
+def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
+    with emulated(3, seed=1) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, VirtualRuntime)
+        run, given = Run(small_model("opt"), fleet), batches(4)
+        run.step(given[0])
+        before = fleet.counters().traffic.down.weights
+        for number, ids in enumerate(given[1:]):
+            holders = sorted(runtime.manager.stages.in_use)
+            runtime.lose(holders[number % len(holders)], in_s=0.01, away_s=5.0)
+            run.step(ids)
+        assert fleet.counters().traffic.down.weights == before
 
 
 def test_all_steps_in_the_log_have_the_same_plan() -> None:

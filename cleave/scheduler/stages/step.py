@@ -727,9 +727,7 @@ class StageStep:
     def _replace_missing(self) -> None:
         """Assign new devices to unfinished stages that have no devices left."""
         missing = [
-            s
-            for s in self._stages
-            if not s.devices and not s.has_landed and not self._waits(s)
+            s for s in self._stages if not s.devices and not s.has_landed and not self._waits(s)
         ]
         if not missing:
             return
