@@ -8,8 +8,8 @@ one layer, with its weights and optimizer state. In steps 3, 6 and 9, a device g
 forward or a backward pass, before, during or after its update, while it returns its state, or while
 it repeats logged steps after another loss; or two devices get it at once. In one more case, a
 device gets SIGSTOP in step 3 and continues after `--stop-s` seconds. In another one, connections
-are cut for 5 seconds: then no step may be repeated. After step 5, the server fetches the state. The relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32)
-or 2e-2 (bf16).
+are cut for 5 seconds, and no step may be repeated. After step 5, the server fetches the state. The
+relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32) or 2e-2 (bf16).
 
 With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated devices, one of which
 is lost in every fifth step. The difference may be 1e-3.

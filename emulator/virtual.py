@@ -262,7 +262,10 @@ class VirtualRuntime(Runtime):
             profile = self.devices[device].profile if device in self.devices else None
             held = self._vanish(device)
             if profile is not None and away_s is not None:
-                self._at(self.now_s + away_s, self.join, profile, held)
+                self._at(self.now_s + away_s, come_back, profile, held)
+
+        def come_back(profile: FleetDevice, held: HeldArrays | None) -> None:
+            self.join(profile, held)
 
         self._at(self.now_s + in_s, lose)
 

@@ -261,7 +261,7 @@ class SymbolicDevice:
                 raise AssertionError(message)
 
     def lose_connection(self, draw: Callable[[], float]) -> None:
-        """Forget the last messages, as if they had not arrived, and the outputs of the last runs."""
+        """Forget the last messages, which did not arrive, and the outputs of unfinished runs."""
         back = int(draw() * len(self.before))
         if back and draw() < 0.5:
             self.held, self.sizes = self.before[-back]

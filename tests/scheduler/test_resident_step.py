@@ -260,13 +260,17 @@ class Training(Trial):
     def _check_held(self) -> None:
         """Check that devices have nothing but graphs, parameters and arguments of layers."""
         for number, device in self.fleet.devices.items():
-            if number in self.stores and not self.stores[number].waits:
+            if number in self.stores and not self._is_busy(number):
                 held = device.held.values()
                 assert {value[0] for value in held if isinstance(value, tuple)} <= {"updated"}
                 extras = {value for value in held if str(value).startswith("extra")}
                 assert extras <= {self.extra}
                 states = states_on(device)
                 assert self.runs.fetches_snapshot or len(states) == len(set(states))
+
+    def _is_busy(self, device: int) -> bool:
+        """Return whether a device does something that does not end with the step."""
+        return self.stores[device].waits or self.runs._spares.is_busy(device)
 
     def _take(self, snapshot: Snapshot) -> None:
         """Check the fetched state, and make it the snapshot, in the same memory."""

@@ -100,7 +100,7 @@ class StageDevice(StagePasses):
         self.drop([*request.sums.values()])
         self.drop_state(self._resident.arrays_of(request.plan))
         for step, _ in list(request.replay)[:1]:
-            self._forget_logged(step.work, self.work, request.plan)
+            self.forget_step(step.work, self.work, request.plan)
 
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
         """Repeat logged steps, after those that the request still has to repeat."""
@@ -117,17 +117,17 @@ class StageDevice(StagePasses):
             self.work = step.work
             if batch is None:
                 self.update(request, step.scalars)
-                self._forget_logged(step.work, now, request.plan)
+                self.forget_step(step.work, now, request.plan)
             else:
                 request.batch = batch
                 x, dy = step.x[request.stage][batch], step.dy[request.stage][batch]
                 self.backward(request, x, dy)
         self.work = now
 
-    def _forget_logged(self, logged: StepWork, now: StepWork, plan: PlannedStage) -> None:
-        """Drop the arrays and graphs of a logged step, such as masks, that step `now` lacks."""
+    def forget_step(self, before: StepWork, now: StepWork, plan: PlannedStage) -> None:
+        """Drop the arrays and graphs of an earlier step, such as masks, that step `now` lacks."""
         needed = _all_arrays(now)
-        for array in dict.fromkeys(arrays_of(logged, plan)):
+        for array in dict.fromkeys(arrays_of(before, plan)):
             if array in self._sent and array not in needed:
                 self._forget(array)
 

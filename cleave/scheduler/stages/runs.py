@@ -19,6 +19,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.hot_spares import HotSpares
 from cleave.scheduler.stages.outcomes import TIMELINE_PARTS, DeviceUse
 from cleave.scheduler.stages.resident import Snapshot
 from cleave.scheduler.stages.snapshots import SnapshotRun
@@ -92,6 +93,7 @@ class StageRuns:
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
         self._snapshot: SnapshotRun | None = None
+        self._spares = HotSpares(self._stores, ids)
         self._away: dict[str, _Away] = {}  # key: `Session.arrays`
         self.return_s = RETURN_S
         self._dtype = "fp32"  # in which devices may compute the last step's products
@@ -166,8 +168,8 @@ class StageRuns:
 
     @property
     def in_use(self) -> set[int]:
-        """Return the devices that have stages in the current step."""
-        return self._step.devices if self._step is not None else set()
+        """Return the devices that have stages in the current step, or follow them."""
+        return (self._step.devices if self._step is not None else set()) | self._spares.devices
 
     def occupied_bytes(self, device: int) -> int:
         """Return the size of all arrays and graphs for stages on a device, in bytes."""
@@ -216,10 +218,15 @@ class StageRuns:
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
+        if work.resident is not None:
+            self._spares.revise(work, able)
         self._step = StageStep(
-            work, self._stores, lambda: self.able, self._ids, usual, self._awaited
+            work, self._stores, lambda: self.able, self._ids, usual, self._awaited, self._spares
         )
-        return out + self._step.begin()
+        out += self._step.begin()
+        if work.resident is not None:
+            out += self._spares.begin(work, self._step.devices, self.able)
+        return out
 
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
         """Begin to fetch the trained state after the last step.
@@ -295,6 +302,7 @@ class StageRuns:
         if store is None or not store.has_state:
             return []
         out = self._abandon_snapshot()
+        self._spares.forget(session.id)
         self._away[session.arrays] = _Away(self._stores.pop(session.id), now_s)
         return out
 
@@ -375,6 +383,7 @@ class StageRuns:
             out += store.take()
         self._stores.clear()
         self._away.clear()
+        self._spares = HotSpares(self._stores, self._ids)
         self._before_renewal = {}
         return out
 
@@ -456,6 +465,8 @@ class StageRuns:
         if snapshot is not None and snapshot.owns(order):
             assert isinstance(answer, messages.Result)
             return [*snapshot.arrived(order, answer.id, answer.payload)]
+        if self._spares.owns(order):
+            return [*self._spares.answered(order, answer.id)]
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):
@@ -466,18 +477,21 @@ class StageRuns:
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Record that a device failed. The device gets no more tasks in this step."""
-        out = self._abandon_snapshot()
+        out = [*self._abandon_snapshot(), *self._spares.failed(device)]
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Repeat a failed order, or all of the device's unfinished passes if necessary."""
         out = self._abandon_snapshot()
+        if self._spares.owns(order):
+            out += self._spares.failed(order.request.device)
         return out + self._step.refused(order, run) if self._step is not None else out
 
     def lost(self, device: int) -> list[ForSteps]:
         """Record that a device left or is draining."""
         self._before_renewal.pop(device, None)
         out = self._abandon_snapshot() if device in self._stores else []
+        self._spares.forget(device)
         if self._step is not None:
             return out + self._step.lost(device)
         self._stores.pop(device, None)
@@ -491,6 +505,7 @@ class StageRuns:
             return self.changed()
         out: list[ForSteps] = []
         if (store := self._stores.get(device)) is not None:
+            self._spares.forget(device)
             store.end()
             out += store.take()
         return out + self.lost(device)

@@ -23,6 +23,7 @@ from cleave.planner.stages.rules import Pass
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.hot_spares import HotSpares
 from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
@@ -57,6 +58,7 @@ class StageStep:
         present: returns the rates of the devices that may train whole layers now, by device.
         usual: usual magnitudes of the arrays that devices return for this model.
         awaited: returns whether a stage waits for a device that may return with its trained state.
+        spares: the devices that follow stages; None if no device does.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class StageStep:
         ids: Names,
         usual: UsualSizes | None = None,
         awaited: Callable[[PlannedStage], bool] = lambda stage: False,
+        spares: HotSpares | None = None,
     ) -> None:
         self._awaited = awaited
+        self._spares = spares or HotSpares(stores, ids)
         self.work = work
         self.ended = False
         self.failures = 0
@@ -119,7 +123,9 @@ class StageStep:
             for device in stage.devices:
                 wanted.setdefault(device, set()).update(self._arrays_of(stage, device))
         for device, arrays_wanted in wanted.items():
-            self._store(device).end(arrays_wanted)
+            if not self._spares.is_busy(device):
+                arrays_wanted |= self._spares.arrays_on(device, self.work)
+                self._store(device).end(arrays_wanted)
             self._out += self._store(device).take()
         out = self._go_on()
         # Later stages receive their parameters while the first stage computes.
@@ -646,9 +652,12 @@ class StageStep:
     def _restore_missing(self, trained: TrainedState) -> None:
         """Send the trained state of stages to devices that lack it."""
         for number, device in trained.missing():
-            request = self._request(RequestKind.RESTORE, number, -1, device)
             store = self._store(device)
-            store.restore(request)
+            if (request := self._spares.take_over(number, device)) is not None:
+                self._requests.add(request)
+            else:
+                request = self._request(RequestKind.RESTORE, number, -1, device)
+                store.restore(request)
             if not request.answers:  # nothing was logged since the snapshot
                 self._requests.discard(request)
             self._out += store.take()

@@ -1,0 +1,253 @@
+"""Hot spares: devices without a stage that have trained state, and can take over a stage at once.
+
+A hot spare has the state of one or more stages. While other devices do a step, it repeats the step
+before, from the log. If the device of a stage is lost, its hot spare repeats one step at most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.instructions import SendStage
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.passes import arrays_of
+from cleave.scheduler.stages.takeover import Takeover
+from cleave.scheduler.stages.work import (
+    RequestKind,
+    Resident,
+    StageGraph,
+    StageOrder,
+    StageRequest,
+    StepWork,
+)
+from cleave.scheduler.tiles.device_memory import Names
+
+_MOST_BUSY: Final = 0.9  # share of a step's time in which a hot spare may repeat the step before
+_MOST_BEHIND: Final = 4  # number of steps by which a hot spare may fall further behind
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A copy of a stage's state on a hot spare.
+
+    Attributes:
+        request: repeats logged steps.
+        updates: number of updates in the state once `request` has been answered.
+        most: number of steps to repeat at which the device is too slow.
+    """
+
+    stage: PlannedStage
+    request: StageRequest
+    updates: int
+    most: int
+
+    @property
+    def steps_left(self) -> int:
+        """Return the number of steps that the device must still begin to repeat."""
+        return sum(batch is None for _, batch in self.request.replay)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the device is repeating steps."""
+        return bool(self.request.answers or self.request.replay)
+
+
+class HotSpares:
+    """Chooses which device follows which stage, and lets it repeat logged steps.
+
+    Args:
+        stores: maps a device to its `StageDevice`. Missing devices are added.
+    """
+
+    def __init__(self, stores: dict[int, StageDevice], ids: Names) -> None:
+        self._stores = stores
+        self._ids = ids
+        self._copies: dict[tuple[int, int], _Copy] = {}  # key: device, stage number
+        self._unfit: set[int] = set()  # devices that failed or were too slow
+        self._work: StepWork | None = None  # the last step
+
+    @property
+    def devices(self) -> set[int]:
+        """Return the devices that follow a stage."""
+        return {device for device, _ in self._copies}
+
+    def is_busy(self, device: int) -> bool:
+        """Return whether a device is repeating steps."""
+        return any(copy.is_busy for (d, _), copy in self._copies.items() if d == device)
+
+    def arrays_on(self, device: int, work: StepWork) -> set[StageArray | StageGraph]:
+        """Return the arrays and graphs that a device needs for the stages that it follows."""
+        stages = [copy.stage for (d, _), copy in self._copies.items() if d == device]
+        return {array for stage in stages for array in arrays_of(work, stage)}
+
+    def revise(self, work: StepWork, rates: Mapping[int, DeviceRates]) -> None:
+        """Let devices no longer follow stages that have changed, or for which they are too slow.
+
+        Args:
+            work: the step that begins.
+            rates: the devices that may train layers.
+        """
+        assert work.resident is not None
+        holders = {device for stage in work.stages for device in stage.devices}
+        for (device, number), copy in list(self._copies.items()):
+            stage = work.stages[number] if number < len(work.stages) else None
+            same = stage is not None and _layers(copy.stage) == _layers(stage)
+            late = copy.updates < work.resident.position or copy.steps_left > copy.most
+            if late:
+                self._unfit.add(device)
+            takes_over = stage is not None and device in stage.devices
+            others = device in holders and not takes_over
+            if late or device not in rates or others or not same:
+                self._leave(device, number)
+            elif copy.is_busy:
+                self._stores[device].forget_step(self._work or work, work, copy.stage)
+        self._work = work
+
+    def begin(
+        self, work: StepWork, holders: Set[int], rates: Mapping[int, DeviceRates]
+    ) -> list[SendStage]:
+        """Let hot spares repeat the steps that were logged since the last call.
+
+        Args:
+            work: the step that has begun.
+            holders: the devices that have a stage in this step.
+            rates: the devices that may train layers.
+        """
+        resident = work.resident
+        assert resident is not None
+        for device, number in [key for key in self._copies if key[0] in holders]:
+            self._leave(device, number)
+        spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
+        for device, number in self._chosen(work, spares, rates):
+            stage, log = work.stages[number], len(resident.log)
+            request = StageRequest(RequestKind.RESTORE, number, stage, -1, device)
+            self._copies[device, number] = _Copy(stage, request, -1, log + _MOST_BEHIND)
+        for (device, _), copy in self._copies.items():
+            self._repeat(device, copy, work, resident)
+        return [sent for device in self.devices for sent in self._stores[device].take()]
+
+    def _repeat(self, device: int, copy: _Copy, work: StepWork, resident: Resident) -> None:
+        """Let a device repeat all logged steps that it has not been given yet."""
+        if device not in self._stores:
+            self._stores[device] = StageDevice(device, self._ids, work)
+        store = self._stores[device]
+        store.work = work
+        if copy.is_busy:
+            store.repeat(copy.request, resident.log[copy.updates - resident.position :])
+        elif copy.updates != resident.now:
+            store.restore(copy.request)
+        copy.updates = resident.now
+
+    def _chosen(
+        self,
+        work: StepWork,
+        spares: Mapping[int, DeviceRates],
+        rates: Mapping[int, DeviceRates],
+    ) -> list[tuple[int, int]]:
+        """Choose a hot spare for each stage that has none. Return devices and stage numbers."""
+        assert work.resident is not None
+        step_s = max(
+            (_step_s(work, s, rates[d]) for s in work.stages for d in s.devices if d in rates),
+            default=0.0,
+        )
+        busy_s = defaultdict[int, float](float)
+        for device, number in self._copies:
+            busy_s[device] += _repeat_s(work, work.stages[number], rates[device])
+        chosen: list[tuple[int, int]] = []
+        followed = {number for _, number in self._copies}
+        for number, stage in enumerate(work.stages):
+            if number in followed or not any(work.resident.of_stage(stage)):
+                continue
+            fit: list[tuple[bool, float, int]] = []
+            for device, each in spares.items():
+                store = self._stores.get(device)
+                if store is not None:
+                    store.work = work
+                has = store is not None and store.updates_in(stage) is not None
+                total_s = busy_s[device] + _repeat_s(work, stage, each)
+                fits = has or Takeover(work, stage, frozenset()).fits(each, store)
+                if fits and total_s <= _MOST_BUSY * step_s:
+                    fit.append((not has, total_s, device))
+            if fit:
+                _, total_s, device = min(fit)
+                busy_s[device] = total_s
+                chosen.append((device, number))
+        return chosen
+
+    def owns(self, order: StageOrder) -> bool:
+        """Return whether a hot spare got an order to follow a stage."""
+        copy = self._copies.get((order.request.device, order.request.stage))
+        return copy is not None and copy.request is order.request
+
+    def answered(self, order: StageOrder, run: int) -> list[SendStage]:
+        """Record the answer to an order. Request more logged passes."""
+        request, store = order.request, self._stores[order.request.device]
+        request.answers.pop(run, None)
+        store.answered(run)
+        store.more_replay(request)
+        return store.take()
+
+    def take_over(self, number: int, device: int) -> StageRequest | None:
+        """Return the request that a device that follows a stage still has to answer, if any.
+
+        The caller is then responsible for it.
+        """
+        copy = self._copies.get((device, number))
+        if copy is None or not copy.is_busy:
+            return None
+        del self._copies[device, number]
+        store = self._stores[device]
+        resident = store.work.resident
+        assert resident is not None
+        store.repeat(copy.request, resident.log[copy.updates - resident.position :])
+        return copy.request
+
+    def failed(self, device: int) -> list[SendStage]:
+        """Let a device no longer follow stages, because one of its orders failed."""
+        self._unfit.add(device)
+        return self.leave(device)
+
+    def forget(self, device: int) -> None:
+        """Forget which stages a device follows, because it has left."""
+        for key in [key for key in self._copies if key[0] == device]:
+            del self._copies[key]
+
+    def leave(self, device: int) -> list[SendStage]:
+        """Let a device no longer follow stages."""
+        for key in [key for key in self._copies if key[0] == device]:
+            self._leave(*key)
+        store = self._stores.get(device)
+        return [] if store is None else store.take()
+
+    def _leave(self, device: int, number: int) -> None:
+        """Forget a copy. What only an unfinished one needs is dropped now, the rest later."""
+        copy = self._copies.pop((device, number))
+        if copy.is_busy and device in self._stores:
+            self._stores[device].stop_restoring(copy.request)
+
+
+def _layers(stage: PlannedStage) -> tuple[int, int]:
+    return stage.first, stage.stop
+
+
+def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
+    """Return how long a device is busy with a stage in a step, in seconds, at least."""
+    layers = work.layers[stage.first : stage.stop]
+    flops = sum(work.tokens) * sum(one.forward_flops + one.backward_flops for one in layers)
+    nbytes = 2 * sum(x.nbytes for x in work.x)
+    slowest = min(rates.downlink_bytes_per_s, rates.uplink_bytes_per_s)
+    return max(flops / rates.flops_per_s, nbytes / slowest)
+
+
+def _repeat_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
+    """Return how long a device needs to repeat a stage's part of a step, in seconds."""
+    layers = work.layers[stage.first : stage.stop]
+    flops = sum(work.tokens) * sum(one.backward_flops for one in layers)
+    nbytes = 2 * sum(x.nbytes for x in work.x)
+    return max(flops / rates.flops_per_s, nbytes / rates.downlink_bytes_per_s)
