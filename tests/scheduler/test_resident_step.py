@@ -659,6 +659,113 @@ def test_each_message_with_the_snapshot_has_its_own_payload() -> None:
     assert len({id(payload) for payload in payloads}) == len(payloads) == 2 * 2 * (1 + 2)
 
 
+def spare_ready(training: Training, device: int) -> None:
+    """Let a hot spare repeat all logged steps."""
+    while training.runs._spares.is_busy(device):
+        training.answer(device)
+
+
+def weights_sent(device: SymbolicDevice) -> int:
+    """Return how many weights and moments a device has received."""
+    return sum(history_of(value)[0][0] in "wm" for value in device.sent if value[0] in "wmu")
+
+
+def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
+    """It repeats no step if it has kept up, and the steps that it has not repeated otherwise."""
+    for keeps_up in (True, False):
+        training = Training(3)
+        for _ in range(4):
+            completed(training)
+            if keeps_up:
+                spare_ready(training, 3)
+        spare = training.fleet.devices[3]
+        received = len(spare.sent)
+        training.begin(training.step_of(TWO_STAGES, 2))
+        if keeps_up:
+            spare_ready(training, 3)
+        training.lose(1)  # device 3 has no time for the other stage
+        assert training.step._stages[0].devices == [3]
+        assert isinstance(training.finish(), StepResult)
+        assert not [v for v in spare.sent[received:] if str(v).startswith(("w", "m"))]
+        fetched(training)
+
+
+def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:
+    """Else it would receive one snapshot after another, and never catch up."""
+    training = Training(3)
+    for _ in range(12):
+        training.begin(training.step_of(TWO_STAGES, 2))
+        while not training.step.ended:  # device 3 answers nothing
+            for key in list(training.outputs):
+                training.give(key)
+            if training.wants_update:
+                training.update()
+            training.answer(min(d for d in training.fleet.waiting if d != 3))
+        training.end()
+    assert not training.runs._spares.devices
+    spare_ready(training, 3)
+    training.fleet.devices[3].orders.clear()
+    completed(training)
+    assert not states_on(training.fleet.devices[3])
+    fetched(training)
+
+
+def test_a_device_that_returns_in_time_continues_with_its_stage() -> None:
+    """And meanwhile, no other device gets the stage."""
+    training = Training(2)
+    for _ in range(3):
+        completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.answer(1)
+    training._draw = lambda: 0.0  # the device has all that it was sent
+    arrays = training.cut(1)
+    training.join(3)
+    assert training.step._stages[0].devices == []
+    training.come_back(arrays)
+    (back,) = training.step._stages[0].devices
+    assert isinstance(training.finish(), StepResult)
+    assert back == 4
+    fetched(training)
+
+
+def test_a_device_that_returns_late_takes_its_stage_back_from_one_that_restores_it() -> None:
+    training = Training(2)
+    for _ in range(3):
+        completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training._draw = lambda: 0.0
+    arrays = training.cut(1)
+    training.join(3)
+    training.give_up()
+    assert training.step._stages[0].devices == [3]
+    training.come_back(arrays)
+    assert training.step._stages[0].devices == [4]
+    assert isinstance(training.finish(), StepResult)
+    assert not states_on(training.fleet.devices[3])
+    fetched(training)
+
+
+def test_a_device_that_missed_steps_only_repeats_those() -> None:
+    training = Training(3)
+    training.runs._spares._unfit.add(3)  # it does not follow
+    for _ in range(3):
+        completed(training)
+    training._draw = lambda: 0.0
+    arrays = training.cut(1)
+    training.give_up()
+    completed(training)  # on device 3
+    training.come_back(arrays)
+    back = max(training.fleet.devices)
+    received = len(training.fleet.devices[back].sent)
+    completed(training)
+    spare_ready(training, back)
+    training.lose(3)
+    completed(training)
+    later = training.fleet.devices[back].sent[received:]
+    assert not [value for value in later if str(value).startswith(("w", "m"))]
+    fetched(training)
+
+
 def test_a_fetch_is_not_done_before_the_state_has_arrived() -> None:
     training = Training(2)
     completed(training)

@@ -87,7 +87,9 @@ class HotSpares:
         return {array for stage in stages for array in arrays_of(work, stage)}
 
     def revise(self, work: StepWork, rates: Mapping[int, DeviceRates]) -> None:
-        """Let devices no longer follow stages that have changed, or for which they are too slow.
+        """Choose which devices follow which stages from now on.
+
+        A device no longer follows stages that have changed, or for which it is too slow.
 
         Args:
             work: the step that begins.
@@ -108,26 +110,23 @@ class HotSpares:
             elif copy.is_busy:
                 self._stores[device].forget_step(self._work or work, work, copy.stage)
         self._work = work
+        spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
+        for device, number in self._chosen(work, spares, rates):
+            stage, most = work.stages[number], len(work.resident.log) + _MOST_BEHIND
+            request = StageRequest(RequestKind.RESTORE, number, stage, -1, device)
+            self._copies[device, number] = _Copy(stage, request, work.resident.position - 1, most)
 
-    def begin(
-        self, work: StepWork, holders: Set[int], rates: Mapping[int, DeviceRates]
-    ) -> list[SendStage]:
+    def begin(self, work: StepWork, holders: Set[int]) -> list[SendStage]:
         """Let hot spares repeat the steps that were logged since the last call.
 
         Args:
             work: the step that has begun.
             holders: the devices that have a stage in this step.
-            rates: the devices that may train layers.
         """
         resident = work.resident
         assert resident is not None
         for device, number in [key for key in self._copies if key[0] in holders]:
             self._leave(device, number)
-        spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
-        for device, number in self._chosen(work, spares, rates):
-            stage, log = work.stages[number], len(resident.log)
-            request = StageRequest(RequestKind.RESTORE, number, stage, -1, device)
-            self._copies[device, number] = _Copy(stage, request, -1, log + _MOST_BEHIND)
         for (device, _), copy in self._copies.items():
             self._repeat(device, copy, work, resident)
         return [sent for device in self.devices for sent in self._stores[device].take()]

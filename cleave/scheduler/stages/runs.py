@@ -225,7 +225,7 @@ class StageRuns:
         )
         out += self._step.begin()
         if work.resident is not None:
-            out += self._spares.begin(work, self._step.devices, self.able)
+            out += self._spares.begin(work, self._step.devices)
         return out
 
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
@@ -465,11 +465,12 @@ class StageRuns:
         if snapshot is not None and snapshot.owns(order):
             assert isinstance(answer, messages.Result)
             return [*snapshot.arrived(order, answer.id, answer.payload)]
+        out: list[ForSteps]
         if self._spares.owns(order):
-            return [*self._spares.answered(order, answer.id)]
-        if self._step is None:
+            out = [*self._spares.answered(order, answer.id)]
+        elif self._step is None:
             return []
-        if isinstance(answer, messages.Computed):
+        elif isinstance(answer, messages.Computed):
             out = self._step.computed(order, answer.id)
         else:
             out = self._step.fetched(order, answer.id, answer.payload)
