@@ -35,6 +35,10 @@ class FleetRuntime(ABC):
     keeps_state: ClassVar[bool] = True  # whether devices may keep weights and optimizer state
     own_device: OwnDevice | None = None  # None if the PS's computer cannot become a device
 
+    def now(self) -> float:
+        """Return the time on the runtime's clock, in seconds."""
+        return time.monotonic()
+
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
         """Start a GEMM without waiting for the result."""

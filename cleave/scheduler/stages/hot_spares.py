@@ -6,6 +6,7 @@ before, from the log. If the device of a stage is lost, its hot spare repeats on
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class HotSpares:
         self._work = work
         spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
         for device, number in self._chosen(work, spares, rates):
+            for key in [key for key in self._copies if key[1] == number]:
+                self._leave(*key)
             stage, most = work.stages[number], len(work.resident.log) + _MOST_BEHIND
             request = StageRequest(RequestKind.RESTORE, number, stage, -1, device)
             self._copies[device, number] = _Copy(stage, request, work.resident.position - 1, most)
@@ -149,8 +152,12 @@ class HotSpares:
         spares: Mapping[int, DeviceRates],
         rates: Mapping[int, DeviceRates],
     ) -> list[tuple[int, int]]:
-        """Choose a hot spare for each stage that has none. Return devices and stage numbers."""
+        """Choose a hot spare for each stage that has none. Return devices and stage numbers.
+
+        A device that has returned with newer state replaces one that must repeat more steps.
+        """
         assert work.resident is not None
+        now = work.resident.now
         step_s = max(
             (_step_s(work, s, rates[d]) for s in work.stages for d in s.devices if d in rates),
             default=0.0,
@@ -159,20 +166,26 @@ class HotSpares:
         for device, number in self._copies:
             busy_s[device] += _repeat_s(work, work.stages[number], rates[device])
         chosen: list[tuple[int, int]] = []
-        followed = {number for _, number in self._copies}
+        # for each stage with a hot spare, the number of steps that the device must repeat
+        behind = {n: c.steps_left + now - c.updates for (_, n), c in self._copies.items()}
         for number, stage in enumerate(work.stages):
-            if number in followed or not any(work.resident.of_stage(stage)):
+            if not any(work.resident.of_stage(stage)):
                 continue
-            fit: list[tuple[bool, float, int]] = []
+            fit: list[tuple[float, float, int]] = []
             for device, each in spares.items():
                 store = self._stores.get(device)
                 if store is not None:
                     store.work = work
-                has = store is not None and store.updates_in(stage) is not None
+                updates = None if store is None else store.updates_in(stage)
+                missing = math.inf if updates is None else now - updates
                 total_s = busy_s[device] + _repeat_s(work, stage, each)
-                fits = has or Takeover(work, stage, frozenset()).fits(each, store)
-                if fits and total_s <= _MOST_BUSY * step_s:
-                    fit.append((not has, total_s, device))
+                fits = updates is not None or Takeover(work, stage, frozenset()).fits(each, store)
+                if (
+                    fits
+                    and total_s <= _MOST_BUSY * step_s
+                    and missing < behind.get(number, math.inf)
+                ):
+                    fit.append((missing, total_s, device))
             if fit:
                 _, total_s, device = min(fit)
                 busy_s[device] = total_s

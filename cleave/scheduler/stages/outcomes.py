@@ -177,6 +177,7 @@ class StepResult:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
         used: the use of the busiest devices in the step, busiest first.
+        restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -188,6 +189,7 @@ class StepResult:
     # the trained state that devices returned, by array and first row; see `Resident.fetches`
     state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
     snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
+    restored: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import Final
 
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import PlannedStage
+from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature
@@ -82,6 +83,7 @@ class StageRuns:
 
     Attributes:
         return_s: how long a stage waits for a device that lost its connection, in seconds.
+        hot_spares: whether devices without a stage follow stages; see `HotSpares`.
         results: number of arrays that devices have returned in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
     """
@@ -95,7 +97,7 @@ class StageRuns:
         self._snapshot: SnapshotRun | None = None
         self._spares = HotSpares(self._stores, ids)
         self._away: dict[str, _Away] = {}  # key: `Session.arrays`
-        self.return_s = RETURN_S
+        self.return_s, self.hot_spares = RETURN_S, True
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
@@ -210,16 +212,18 @@ class StageRuns:
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
             for them in (work.stages, work.slices)
         )
+        kept = work.kept_batches
         if work.resident is not None:
-            stages = [self._held(work, stage) for stage in stages]
-        work = replace(work, stages=stages, slices=slices)
+            planned, stages = work.stages, [self._held(work, stage) for stage in stages]
+            kept = _kept_by_holders(kept, planned, stages, able)
+        work = replace(work, stages=stages, slices=slices, kept_batches=kept)
         self._repeated = self.repeated
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
         for model in list(self._usual)[:-_MODELS_KEPT]:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         if work.resident is not None:
-            self._spares.revise(work, able)
+            self._spares.revise(work, able if self.hot_spares else {})
         self._step = StageStep(
             work, self._stores, lambda: self.able, self._ids, usual, self._awaited, self._spares
         )
@@ -519,3 +523,24 @@ class StageRuns:
         """Return descriptions of arrays that devices still store, for leak checks."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []
+
+
+def _kept_by_holders(
+    kept: Mapping[int, KeptBatches],
+    planned: Sequence[PlannedStage],
+    stages: Sequence[PlannedStage],
+    rates: Mapping[int, DeviceRates],
+) -> Mapping[int, KeptBatches]:
+    """Return `StepWork.kept_batches` if devices hold other stages than planned.
+
+    A device retains as much as the planned one would if it has only this stage and as much memory.
+    """
+    found = dict(kept)
+    held = Counter(device for stage in stages for device in stage.devices)
+    for before, stage in zip(planned, stages, strict=True):
+        for device in set(stage.devices).difference(before.devices):
+            found.pop(device, None)
+            there = [rates[d].memory_bytes for d in before.devices if d in rates]
+            if held[device] == 1 and rates[device].memory_bytes >= max(there, default=0):
+                found[device] = kept.get(before.devices[0], NOTHING_KEPT)
+    return found

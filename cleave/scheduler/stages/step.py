@@ -77,6 +77,7 @@ class StageStep:
         self.ended = False
         self.failures = 0
         self.repeated = 0  # micro-batch passes that must be repeated
+        self._restored = 0  # see `StepResult`
         self._stores = stores
         self._present = present
         self._ids = ids
@@ -657,6 +658,7 @@ class StageStep:
                 self._requests.add(request)
             else:
                 request = self._request(RequestKind.RESTORE, number, -1, device)
+                self._restored += store.updates_in(request.plan) is None
                 store.restore(request)
             if not request.answers:  # nothing was logged since the snapshot
                 self._requests.discard(request)
@@ -721,7 +723,10 @@ class StageStep:
         gradients = {k: v for stage in self._stages for k, v in stage.gradients.items()}
         records = [stage.record for stage in self._stages]
         state = {k: v for stage in self._stages for k, v in stage.state.items()}
-        self._end(StepResult(self._losses, self._dx, gradients, records, state=state))
+        restored = self._restored if self.work.resident and self.work.resident.log else 0
+        self._end(
+            StepResult(self._losses, self._dx, gradients, records, state=state, restored=restored)
+        )
 
     def _end_failed(self, why: str) -> None:
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())

@@ -63,7 +63,7 @@ class ResidentState:
     Attributes:
         log: the steps since the snapshot.
         interval: number of steps after which a new snapshot begins.
-        losses: number of times that another device took over a stage.
+        losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
     Raises:
         UsageError: if devices cannot update the layers.
@@ -84,8 +84,7 @@ class ResidentState:
         self.interval = _FIRST_INTERVAL
         self.losses = 0
         self._began_s = now_s
-        # For each stage of the last step, its first and last layer and its devices.
-        self._holders: dict[tuple[int, int], set[int]] = {}
+        self._stages = 1  # number of stages in the last step
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self._tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
@@ -155,13 +154,8 @@ class ResidentState:
         """Add a completed step, whose updates all devices have done, to the log."""
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
         self.log.add(work, self._resident, x, dy, scalars)
-        holders = {
-            (one.plan.first, one.plan.stop): {*one.backward_by.values()} for one in result.records
-        }
-        self.losses += sum(
-            not devices <= self._holders.get(stage, devices) for stage, devices in holders.items()
-        )
-        self._holders = holders
+        self.losses += result.restored
+        self._stages = len(result.records)
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -174,12 +168,11 @@ class ResidentState:
         return self._position + len(self.log.steps)
 
     def between_losses_s(self, now_s: float) -> float:
-        """Return the expected time between losses of devices that hold layers, in seconds.
+        """Return the expected time between losses that need a snapshot, in seconds.
 
         Before any loss, a device is expected to stay for an hour.
         """
-        devices = max(1, len(self._holders))
-        return (now_s - self._began_s + _STAYS_S / devices) / (1 + self.losses)
+        return (now_s - self._began_s + _STAYS_S / self._stages) / (1 + self.losses)
 
     def take(self, snapshot: Snapshot) -> None:
         """Use a new snapshot of all layers, and remove the steps that it contains from the log.

@@ -301,7 +301,7 @@ class StagedModel:
             "audited: train on devices that you trust"
         )
         self.resident = state = ResidentState(
-            self.work, optimizer, folder, time.monotonic(), self._say
+            self.work, optimizer, folder, self.runtime.now(), self._say
         )
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
@@ -356,7 +356,7 @@ class StagedModel:
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self.resident.take(result.snapshot)
-        between_s = self.resident.between_losses_s(time.monotonic())
+        between_s = self.resident.between_losses_s(self.runtime.now())
         self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
         if self.resident.snapshot_is_due:
             self.runtime.begin_snapshot(self._step_work, self.resident.position)
