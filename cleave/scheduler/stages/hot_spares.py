@@ -180,11 +180,8 @@ class HotSpares:
                 missing = math.inf if updates is None else now - updates
                 total_s = busy_s[device] + _repeat_s(work, stage, each)
                 fits = updates is not None or Takeover(work, stage, frozenset()).fits(each, store)
-                if (
-                    fits
-                    and total_s <= _MOST_BUSY * step_s
-                    and missing < behind.get(number, math.inf)
-                ):
+                newer = number not in behind or missing < behind[number]
+                if fits and newer and total_s <= _MOST_BUSY * step_s:
                     fit.append((missing, total_s, device))
             if fit:
                 _, total_s, device = min(fit)
