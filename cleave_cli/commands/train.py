@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -122,7 +122,7 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
-    in_file = _settings_of(config) if config is not None else {}
+    in_file = settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
         in_file.pop(TABLE, {}),
         {"ray" if key == "ray_address" else key: value for key, value in given.items()},
@@ -204,11 +204,20 @@ def train(
         _here(request, options, Path(cluster.runs), grid, display)
 
 
-def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
-    """Return the signature of `command`, with one more option for each field of `JobSpec`."""
+def with_job_options(
+    command: Callable[..., None], names: Collection[str] = tuple(JobSpec.settings())
+) -> inspect.Signature:
+    """Return the signature of `command`, with one more option for each of the fields of `JobSpec`.
+
+    Args:
+        command: a function whose last parameters are `context` and `**job`.
+        names: names of the fields.
+    """
     only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
     for known in fields(JobSpec):
+        if known.name not in names:
+            continue
         setting = known.metadata["setting"]
         default: Any = "" if known.default is MISSING else known.default
         kind: Any = type(default)
@@ -220,7 +229,7 @@ def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
     return inspect.Signature([context, of_job[0], *keyword_only, *of_job[1:]])
 
 
-train.__signature__ = _with_job_options(train)  # type: ignore[attr-defined]
+train.__signature__ = with_job_options(train)  # type: ignore[attr-defined]
 
 COMMON: Final = frozenset(  # the options that `cleave train --help` lists
     {name for name, setting in JobSpec.settings().items() if setting.common}
@@ -228,7 +237,7 @@ COMMON: Final = frozenset(  # the options that `cleave train --help` lists
 )
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
+def settings_of(path: Path) -> dict[str, Any]:
     """Read the settings of a job from the TOML file of `--config`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
