@@ -28,6 +28,9 @@ def export(
     merge: Annotated[
         bool, Option("--merge", help="For --lora: the whole model with merged adapters.")
     ] = False,
+    gguf: Annotated[
+        bool, Option("--gguf", help="Write a GGUF file, for llama.cpp and Ollama.")
+    ] = False,
     while_training: Annotated[
         bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
     ] = False,
@@ -37,13 +40,16 @@ def export(
 
     The folder contains a checkpoint's weights, the configuration, the tokenizer, and a model card
     that states the training data, the devices, and the cost of training. For a run with adapters
-    (--lora), only the adapters' weights are written, for peft, unless --merge is given.
+    (--lora), only the adapters' weights are written, for peft, unless --merge is given. With
+    --gguf, the folder contains model.gguf, with the weights and the tokenizer, and a Modelfile.
 
     Examples:
 
       cleave export runs/20261121-101500
 
       cleave export runs/20261121-101500 my-model --dtype bf16 --merge
+
+      cleave export runs/20261121-101500 my-model --dtype fp16 --gguf
     """
     from cleave.training.loop.run_folder import RunFolder
     from cleave.training.results.export import export_run
@@ -57,6 +63,7 @@ def export(
         best=best,
         dtype=dtype,
         merge=merge,
+        gguf=gguf,
         while_training=while_training,
         facts=_facts(held),
     )
@@ -74,6 +81,10 @@ def export(
         return
     count = f"{done.parameters / 1e6:.1f}M parameters in {done.dtype}"
     typer.echo(f"{done.folder}: {count}, after step {done.step}")
+    if gguf:
+        typer.echo(f"load it with: llama-server -m {into / 'model.gguf'}")
+        typer.echo(f"or with: ollama create NAME -f {into / 'Modelfile'}")
+        return
     loader = "AutoModelForCausalLM" if done.whole else "AutoPeftModelForCausalLM"
     typer.echo(f"load it with: {loader}.from_pretrained({str(done.folder)!r})")
 

@@ -44,6 +44,7 @@ from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunF
 from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_adapters, fixed_tensors
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
+from cleave.training.results.gguf_file import GGUF_FILE, check_gguf, write_gguf
 from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
@@ -162,10 +163,11 @@ def export_run(
     best: bool = False,
     dtype: str = "fp32",
     merge: bool = False,
+    gguf: bool = False,
     while_training: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Export a run's model to a folder in the Hugging Face format.
+    """Export a run's model to a folder in the Hugging Face format, or as a GGUF file in a folder.
 
     If the run trains adapters, only the adapters are exported, unless `merge` is True.
 
@@ -175,6 +177,8 @@ def export_run(
         best: whether to export the checkpoint with the lowest held-out loss, and ignore `step`.
         dtype: dtype of the exported weights, a key of `DTYPES`.
         merge: whether to merge the adapters into the base model and export the whole model.
+        gguf: whether to write the file `GGUF_FILE`, with a Modelfile for Ollama, instead of the
+            files for `from_pretrained`.
         while_training: whether another process may be training this run. The run folder is then
             neither locked nor changed.
         facts: additional rows of the model card: values by label.
@@ -195,6 +199,8 @@ def export_run(
         raise UsageError(
             f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
         )
+    if gguf and adapters and not merge:
+        raise UsageError("--gguf writes whole models; give --merge as well, to merge the adapters")
     if while_training and into.resolve().is_relative_to(run.path.resolve()):
         raise UsageError(
             f"--while-training only reads the run folder; give a folder outside {str(run.path)!r}"
@@ -202,6 +208,9 @@ def export_run(
     advice = ", or give --while-training and a folder elsewhere to export its newest checkpoint"
     with nullcontext() if while_training else run.lock(advice=advice):
         checkpoint = find_checkpoint(run, step, best=best)
+        description = description_of(run)
+        if gguf:
+            check_gguf(_config(description))
         whole = merge or not adapters
         base = None if whole else _base_folder(job)
         weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
@@ -212,13 +221,18 @@ def export_run(
                 f"give --dtype fp32 or bf16, or another --step"
             )
         with _new_folder(into) as folder:
-            description = description_of(run)
-            for file in sorted(description.iterdir()):
+            for file in sorted(description.iterdir()) if not gguf else ():
                 if file.is_dir():
                     _copy_files(file, folder / file.name)
                 elif whole or file.name not in _OF_WHOLE_MODELS:
                     copy_file(file, folder / file.name)
-            if base is None:
+            if gguf:
+                config = described_config(description, weights.keys())
+                path, name = folder / GGUF_FILE, run.path.resolve().name
+                write_gguf(path, name, config, description, weights, DTYPES[dtype])
+                with new_file(folder / "Modelfile") as of_ollama:
+                    write_all(of_ollama, f"FROM ./{GGUF_FILE}\n".encode())
+            elif base is None:
                 _write_weights(folder, weights, DTYPES[dtype])
             else:
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
@@ -416,9 +430,9 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     Raises:
         CleaveError: if `names`, the names of the checkpoint's weights, do not match the model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = _config(folder)
     for tied in (None, False):
         if tied is not None:
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
@@ -433,6 +447,12 @@ def described_config(folder: Path, names: Set[str]) -> Any:
         f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
         f"the checkpoint, train one step more with --resume"
     )
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -461,10 +481,9 @@ def _write_adapters(
     dtype: torch.dtype,
 ) -> None:
     """Write adapters and their configuration with `peft`'s `save_pretrained`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(description, **local)
+    config = _config(description)
     with torch.device("meta"):
         plain = replace(LoraSpec.of(job["lora"]), bits=0)
         adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
