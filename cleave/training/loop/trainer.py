@@ -181,7 +181,8 @@ def _train(
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
-    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters)")
+    weights = "" if dataset.source.folder else ", with new random weights"
+    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
     if job.lora:
         adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
         model = adapted.get_base_model()
@@ -196,8 +197,8 @@ def _train(
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
     # Broadcast the weights: with different PyTorch versions, initial weights could differ.
-    weights = [parameter.detach() for parameter in model.parameters()]
-    context.ranks.spread(weights, [0] * len(weights))
+    held = [parameter.detach() for parameter in model.parameters()]
+    context.ranks.spread(held, [0] * len(held))
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:

@@ -45,7 +45,7 @@ from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_ada
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.gguf_file import GGUF_FILE, check_gguf, write_gguf
-from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
+from cleave.workload.models.build import ModelSource, hub_folder, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -212,7 +212,7 @@ def export_run(
         if gguf:
             check_gguf(_config(description))
         whole = merge or not adapters
-        base = None if whole else _base_folder(job)
+        base = "" if whole else base_of(job)
         weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
         floats = {n: t.to(DTYPES[dtype]) for n, t in weights.items() if t.is_floating_point()}
         if name := first_not_finite(floats):
@@ -232,12 +232,13 @@ def export_run(
                 write_gguf(path, name, config, description, weights, DTYPES[dtype])
                 with new_file(folder / "Modelfile") as of_ollama:
                     write_all(of_ollama, f"FROM ./{GGUF_FILE}\n".encode())
-            elif base is None:
+            elif whole:
                 _write_weights(folder, weights, DTYPES[dtype])
             else:
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
-            card = _card(run, job, checkpoint.step, facts or {}, base)
+            library = "gguf" if gguf else "peft" if base else "transformers"
+            card = _card(run, job, checkpoint.step, facts or {}, base, library)
             (folder / "README.md").unlink(missing_ok=True)  # `peft` wrote its own model card
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
@@ -392,18 +393,23 @@ def _part_shared(adapted: nn.Module) -> None:
             inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
 
 
-def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the base model's folder. Raise UsageError if the model is not from a folder."""
+def base_of(job: Mapping[str, Any]) -> str:
+    """Return the folder of the model to which a job's adapters belong, or its name on the Hub.
+
+    Raise UsageError if the model has new weights, which are in no folder.
+    """
     name = Path(job["model"]).expanduser()
+    if hub_folder(job["model"]) is not None and not name.exists():
+        return str(job["model"])
     if name.is_absolute() and not name.exists():
-        return name  # an export of adapters does not read the folder, which no longer exists
+        return str(name)  # an export of adapters does not read the folder, which no longer exists
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
             f"the run's adapters belong to fresh weights of {job['model']!r}, which are in no "
             f"folder; give --merge to write the whole model"
         )
-    return folder.resolve()
+    return str(folder.resolve())
 
 
 def description_of(run: RunFolder) -> Path:
@@ -476,7 +482,7 @@ def _write_adapters(
     folder: Path,
     description: Path,
     job: Mapping[str, Any],
-    base: Path,
+    base: str,
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> None:
@@ -487,7 +493,7 @@ def _write_adapters(
     with torch.device("meta"):
         plain = replace(LoraSpec.of(job["lora"]), bits=0)
         adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
-    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.peft_config["default"].base_model_name_or_path = base
     held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
     with quiet_transformers():
         adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
@@ -498,9 +504,14 @@ def _write_adapters(
 
 
 def _card(
-    run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
+    run: RunFolder,
+    job: Mapping[str, Any],
+    step: int,
+    facts: Mapping[str, str],
+    base: str,
+    library: str,
 ) -> str:
-    """Return the Markdown of the model card. `base` is None if the whole model is exported."""
+    """Return the Markdown of the model card. `base` is empty if the whole model is exported."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
@@ -532,11 +543,12 @@ def _card(
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    library = f"peft\nbase_model: {base.name}" if base else "transformers"
+    of_base = f"\nbase_model: {_public(base)}" if base else ""
     fleet = any(r["downlink_bytes"] for r in steps)
     where = "a fleet of devices" if fleet else "one machine"
     return (
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
+        f"---\nlibrary_name: {library}{of_base}\npipeline_tag: text-generation\n"
+        f"tags:\n- cleave\n---\n\n"
         f"# {run.path.resolve().name}\n\n"
         f"Trained with Cleave on {where}.\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
