@@ -139,7 +139,8 @@ def train(
     display = make_display(as_json=as_json, verbose=verbose, log_every=log_every)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
-    if not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED):
+    found_here = not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED)
+    if found_here:
         server = server_of_this_machine()
         if server and not attach:
             display.note(
@@ -147,9 +148,6 @@ def train(
                 "--devices N would emulate some here"
             )
             resume = str(Path(resume).resolve()) if resume else ""
-            for key in _PATHS & given.keys():  # the server may have another working directory
-                if settings[key] and Path(settings[key]).exists():
-                    settings[key] = str(Path(settings[key]).resolve())
         elif resume and Path(resume).is_dir():
             display.note(
                 f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
@@ -177,6 +175,11 @@ def train(
     if resume:  # change only those settings of the run that are on the command line
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
+    if found_here and server:  # the server may have another working directory
+        for key in _PATHS & settings.keys():
+            value = settings[key]
+            if isinstance(value, str) and value and Path(value).exists():
+                settings[key] = str(Path(value).resolve())
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
     if restart:
         request["restart"] = True
