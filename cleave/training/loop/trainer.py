@@ -554,7 +554,7 @@ class Trainer:
         self._sync()
         if self.ranks.rank or self.weights is not None:  # no server has all sharded weights
             return
-        chat, parts = self.tokenizer.has_template, list[str]()
+        chat, stop, parts = self.tokenizer.has_template, self.context.stop, list[str]()
 
         def told(record: Record) -> None:
             if isinstance(record, TextRecord):
@@ -564,7 +564,7 @@ class Trainer:
         with plainly, in_training(self.model, self.folder, self.tokenizer) as trained:
             tokens = min(_SAMPLE_TOKENS, trained.most_tokens // 2)
             try:
-                Generation(self.job.prompt, chat, tokens=tokens).run(trained, told, lambda: False)
+                Generation(self.job.prompt, chat, tokens=tokens).run(trained, told, stop)
             except UsageError as error:
                 self.context.note(f"no sample after step {self.step}: {error}")
                 return
