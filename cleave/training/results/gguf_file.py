@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cleave.errors import UsageError, not_installed
-from cleave.training.data.tokenizer import TextTokenizer, folder_tokenizer, json_object
+from cleave.training.data.tokenizer import folder_tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -31,7 +31,6 @@ _ARCHITECTURES: Final = {
 _ACTIVATIONS: Final = {"gpt2": "gelu_new"}  # llama.cpp has one per architecture; others: silu
 _ROPE_SCALING: Final = "llama3"
 _TRANSPOSED: Final = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")  # Conv1D of GPT-2
-_SPACE: Final = "\u2581"  # how sentencepiece writes a space
 
 # llama.cpp's names of the ways to split text before byte-level BPE, by their regular expression.
 _QWEN2_SPLIT: Final = (
@@ -105,9 +104,7 @@ def write_gguf(
     writer.add_name(name)
     writer.add_file_type(file_type)
     _add_sizes(writer, config)
-    _add_tokenizer(writer, folder_tokenizer(description), config)
-    if template := _chat_template(description):
-        writer.add_chat_template(template)
+    _add_tokenizer(writer, description, config.vocab_size)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for parameter, tensor in weights.items():
         target = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
@@ -181,11 +178,12 @@ def _rope_factors(config: Any) -> npt.NDArray[np.float32] | None:
     return factors
 
 
-def _add_tokenizer(writer: GGUFWriter, tokenizer: TextTokenizer, config: Any) -> None:
-    from gguf import TokenType
+def _add_tokenizer(writer: GGUFWriter, description: Path, size: int) -> None:
+    from gguf import SpecialVocab, TokenType
 
+    tokenizer = folder_tokenizer(description)
     held = json.loads(tokenizer.library_tokenizer.to_str())
-    model, size = held["model"], config.vocab_size
+    model = held["model"]
     if model["type"] != "BPE":
         raise UsageError(
             f"the tokenizer is of the type {model['type']}, and --gguf writes BPE; export without "
@@ -199,28 +197,24 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: TextTokenizer, config: Any) ->
         number = added["id"]
         tokens[number] = added["content"]
         types[number] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    special = SpecialVocab(description, n_vocab=size)  # with the chat template
+    ids, begin = special.special_token_ids, tokenizer.begin_ids.tolist()
+    ids["eos"] = tokenizer.eos_id
+    ids["bos"] = begin[0] if begin else ids.get("bos", tokenizer.eos_id)
+    special.add_special_token["bos"] = bool(begin)
     if model.get("byte_fallback"):
-        _add_sentencepiece(writer, held, tokens, types, merges)
+        _add_sentencepiece(writer, held, tokens, types)
     else:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(_split_of(held["pre_tokenizer"]))
-        writer.add_token_merges(merges)
+        special.merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    begin = tokenizer.begin_ids.tolist()
-    known = config.bos_token_id if isinstance(config.bos_token_id, int) else tokenizer.eos_id
-    writer.add_bos_token_id(begin[0] if begin else known)
-    writer.add_add_bos_token(bool(begin))
-    writer.add_eos_token_id(tokenizer.eos_id)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _add_sentencepiece(
-    writer: GGUFWriter,
-    held: Mapping[str, Any],
-    tokens: list[str],
-    types: list[Any],
-    merges: list[str],
+    writer: GGUFWriter, held: Mapping[str, Any], tokens: list[str], types: list[Any]
 ) -> None:
     """Add what llama.cpp's sentencepiece tokenizer needs: a score per token, instead of merges.
 
@@ -228,14 +222,16 @@ def _add_sentencepiece(
     """
     from gguf import TokenType
 
-    rank = {merge.replace(" ", ""): number for number, merge in reversed([*enumerate(merges)])}
+    merges = (m.split(" ") if isinstance(m, str) else m for m in held["model"]["merges"])
+    rank: dict[str, int] = {}
+    for number, pair in enumerate(merges):
+        rank.setdefault("".join(pair), number)
     unknown = held["model"].get("unk_token")
     for number, token in enumerate(tokens):
         if re.fullmatch("<0x[0-9A-F]{2}>", token):
             types[number] = TokenType.BYTE
         elif token == unknown:
             types[number] = TokenType.UNKNOWN
-            writer.add_unk_token_id(number)
     writer.add_tokenizer_model("llama")
     writer.add_token_scores([-float(rank.get(token, 0)) for token in tokens])
     # Llama 2's tokenizer puts a space before a text: by a normalizer or, in newer files, Metaspace.
@@ -265,14 +261,3 @@ def _split_of(pre_tokenizer: Mapping[str, Any] | None) -> str:
             f"know; export without --gguf, and convert the folder with llama.cpp's own script"
         )
     return found
-
-
-def _chat_template(description: Path) -> str:
-    """Return the default chat template in a folder; empty if there is none."""
-    file = description / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    stated = json_object(description / "tokenizer_config.json").get("chat_template", "")
-    if isinstance(stated, list):
-        stated = next((each["template"] for each in stated if each["name"] == "default"), "")
-    return str(stated)
