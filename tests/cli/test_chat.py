@@ -135,5 +135,7 @@ def test_a_request_to_a_server_may_carry_a_conversation() -> None:
     from cleave.training.results.uses import UseRequest
 
     earlier = ({"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."})
+    alone = UseRequest("model", generate=Generation("How?", chat=True))
+    assert "earlier" not in alone.to_dict()["generate"]  # which older servers refuse
     request = UseRequest("model", generate=Generation("How?", chat=True, earlier=earlier))
     assert UseRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request

@@ -29,7 +29,7 @@ Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecor
 Stop = Callable[[], bool]
 
 
-class Generation(Struct, frozen=True, forbid_unknown_fields=True):
+class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Request to continue the text `prompt`, or to answer it as a user's message if `chat` is set.
 
     Attributes:
