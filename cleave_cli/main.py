@@ -14,7 +14,9 @@ from typer import Option
 import cleave
 from cleave.errors import CleaveError
 from cleave_cli.commands import (
+    chat,
     dashboard,
+    data,
     demo,
     devices,
     doctor,
@@ -80,9 +82,11 @@ app.command("train", cls=few_options(train.COMMON))(train.train)
 app.command("export")(export.export)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
+app.add_typer(data.app)
 app.add_typer(jobs.app)
 app.add_typer(devices.app)
 app.add_typer(footprint.app, help="Say what a run cost in energy and carbon, or what one would.")

@@ -85,6 +85,7 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
 GROUPS: Final = {
     "Start here": {
         "demo": "Show in a minute that a fleet has the losses of one machine.",
+        "data": "Show examples of data as the model will see them.",
         "train": "Train a model, on emulated devices or those of a server.",
         "serve": "Run the parameter server, which devices join.",
         "join": "Make this machine a device of a server.",
@@ -102,6 +103,7 @@ GROUPS: Final = {
         "export": "Write a run's model as a folder that transformers loads.",
         "eval": "Measure a model on a text or on questions.",
         "generate": "Continue a text with a model.",
+        "chat": "Talk with a model.",
         "footprint": "Report the energy and carbon of a run.",
     },
     "Without devices": {

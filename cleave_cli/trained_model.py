@@ -1,4 +1,4 @@
-"""Run a trained model for `cleave eval` and `cleave generate`, here or on devices."""
+"""Options of the commands that use a trained model, and running it here or on devices."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ Server: TypeAlias = Annotated[
 Step: TypeAlias = Annotated[
     int, Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
 ]
+Tokens: TypeAlias = Annotated[int, Option(help="Maximum number of new tokens.", min=1)]
+Temperature: TypeAlias = Annotated[
+    float, Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
+]
+TopP: TypeAlias = Annotated[
+    float, Option(help="Sample from the likeliest tokens with this total probability.")
+]
+Seed: TypeAlias = Annotated[int, Option(help="Seed of the choice of tokens.")]
 
 
 def use(

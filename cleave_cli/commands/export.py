@@ -28,6 +28,12 @@ def export(
     merge: Annotated[
         bool, Option("--merge", help="For --lora: the whole model with merged adapters.")
     ] = False,
+    gguf: Annotated[
+        bool, Option("--gguf", help="Write a GGUF file, for llama.cpp and Ollama.")
+    ] = False,
+    push_to_hub: Annotated[
+        str, Option(help="Also upload it to this Hugging Face repository; a new one is private.")
+    ] = "",
     while_training: Annotated[
         bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
     ] = False,
@@ -37,19 +43,33 @@ def export(
 
     The folder contains a checkpoint's weights, the configuration, the tokenizer, and a model card
     that states the training data, the devices, and the cost of training. For a run with adapters
-    (--lora), only the adapters' weights are written, for peft, unless --merge is given.
+    (--lora), only the adapters' weights are written, for peft, unless --merge is given. With
+    --gguf, the folder contains model.gguf, with the weights and the tokenizer, and a Modelfile.
 
     Examples:
 
       cleave export runs/20261121-101500
 
       cleave export runs/20261121-101500 my-model --dtype bf16 --merge
+
+      cleave export runs/20261121-101500 my-model --dtype fp16 --gguf
     """
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.results.export import export_run
+    from cleave.training.results.export import base_of, export_run
+    from cleave.training.results.hub import HubRepository
 
     held = RunFolder(run)
     into = folder or run / "export"
+    job = held.read_config()
+    base = base_of(job) if job.get("lora") and not merge else ""
+    of_folder = Path(base).is_absolute()
+    if push_to_hub and of_folder:
+        raise UsageError(
+            f"the adapters belong to the model in {base!r}, which others do not have; give --merge "
+            f"to upload the whole model, or export without --push-to-hub, put the model's public "
+            f"name into adapter_config.json, and use `hf upload`"
+        )
+    hub = HubRepository(push_to_hub) if push_to_hub else None
     done = export_run(
         held,
         into,
@@ -57,12 +77,14 @@ def export(
         best=best,
         dtype=dtype,
         merge=merge,
+        gguf=gguf,
         while_training=while_training,
         facts=_facts(held),
     )
     if done.remark:
         typer.echo(done.remark, err=True)
-    if not done.whole:
+    address = hub.push(done.folder) if hub is not None else ""
+    if of_folder:
         typer.echo(
             "adapter_config.json names the folder of the base model, which peft needs; put the "
             "model's public name there before you publish the adapters",
@@ -70,10 +92,17 @@ def export(
         )
     if as_json:
         found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
-        typer.echo(json.dumps({**found, "dtype": done.dtype, "adapters": not done.whole}))
+        found |= {"dtype": done.dtype, "adapters": not done.whole}
+        typer.echo(json.dumps({**found, "hub": address} if address else found))
         return
     count = f"{done.parameters / 1e6:.1f}M parameters in {done.dtype}"
     typer.echo(f"{done.folder}: {count}, after step {done.step}")
+    if address:
+        typer.echo(f"uploaded to: {address}")
+    if gguf:
+        typer.echo(f"load it with: llama-server -m {into / 'model.gguf'}")
+        typer.echo(f"or with: ollama create NAME -f {into / 'Modelfile'}")
+        return
     loader = "AutoModelForCausalLM" if done.whole else "AutoPeftModelForCausalLM"
     typer.echo(f"load it with: {loader}.from_pretrained({str(done.folder)!r})")
 

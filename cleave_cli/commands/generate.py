@@ -10,21 +10,27 @@ from typer import Option
 
 from cleave.errors import UsageError
 from cleave_cli.render.text import printable
-from cleave_cli.trained_model import Devices, Model, Server, Step, use
+from cleave_cli.trained_model import (
+    Devices,
+    Model,
+    Seed,
+    Server,
+    Step,
+    Temperature,
+    Tokens,
+    TopP,
+    use,
+)
 
 
 def generate(
     model: Model,
     prompt: Annotated[str, Option(help="The text; -: read it from stdin.")] = "-",
     chat: Annotated[bool, Option("--chat", help="The text is a question to a chat model.")] = False,
-    tokens: Annotated[int, Option(help="Maximum number of new tokens.", min=1)] = 100,
-    temperature: Annotated[
-        float, Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
-    ] = 0.0,
-    top_p: Annotated[
-        float, Option(help="Sample from the likeliest tokens with this total probability.")
-    ] = 1.0,
-    seed: Annotated[int, Option(help="Seed of the choice of tokens.")] = 0,
+    tokens: Tokens = 100,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
     devices: Devices = 0,
     server: Server = "",
     step: Step = 0,
@@ -47,7 +53,7 @@ def generate(
         text = sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
         raise UsageError("what comes on stdin is not UTF-8 text; convert it") from error
-    wanted = Generation(text, chat, tokens, temperature, top_p, seed)
+    wanted = Generation(text, chat, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     wanted.check()
 
     def report(record: dict[str, Any]) -> None:

@@ -153,6 +153,8 @@ def _line(record: dict[str, Any]) -> str:
             return f"step {record['step']:,}  loss {loss}  {record['wall_s']:.2f} s"
         case "eval":
             return f"step {record['step']:,}  held-out loss {loss_text(record['eval_loss'])}"
+        case "sample":
+            return f"step {record['step']:,}  sample  {record['text']}"
         case "start":
             return f"from step {record['step']:,} to {record['steps']:,} in {record['run_folder']}"
         case "done":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -122,7 +122,7 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
-    in_file = _settings_of(config) if config is not None else {}
+    in_file = settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
         in_file.pop(TABLE, {}),
         {"ray" if key == "ray_address" else key: value for key, value in given.items()},
@@ -139,7 +139,8 @@ def train(
     display = make_display(as_json=as_json, verbose=verbose, log_every=log_every)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
-    if not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED):
+    found_here = not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED)
+    if found_here:
         server = server_of_this_machine()
         if server and not attach:
             display.note(
@@ -147,9 +148,6 @@ def train(
                 "--devices N would emulate some here"
             )
             resume = str(Path(resume).resolve()) if resume else ""
-            for key in _PATHS & given.keys():  # the server may have another working directory
-                if settings[key] and Path(settings[key]).exists():
-                    settings[key] = str(Path(settings[key]).resolve())
         elif resume and Path(resume).is_dir():
             display.note(
                 f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
@@ -177,6 +175,11 @@ def train(
     if resume:  # change only those settings of the run that are on the command line
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
+    if found_here and server:  # the server may have another working directory
+        for key in _PATHS & settings.keys():
+            value = settings[key]
+            if isinstance(value, str) and value and Path(value).exists():
+                settings[key] = str(Path(value).resolve())
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
     if restart:
         request["restart"] = True
@@ -204,11 +207,20 @@ def train(
         _here(request, options, Path(cluster.runs), grid, display)
 
 
-def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
-    """Return the signature of `command`, with one more option for each field of `JobSpec`."""
+def with_job_options(
+    command: Callable[..., None], names: Collection[str] = tuple(JobSpec.settings())
+) -> inspect.Signature:
+    """Return the signature of `command`, with one more option for each of the fields of `JobSpec`.
+
+    Args:
+        command: a function whose last parameters are `context` and `**job`.
+        names: names of the fields.
+    """
     only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
     for known in fields(JobSpec):
+        if known.name not in names:
+            continue
         setting = known.metadata["setting"]
         default: Any = "" if known.default is MISSING else known.default
         kind: Any = type(default)
@@ -220,7 +232,7 @@ def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
     return inspect.Signature([context, of_job[0], *keyword_only, *of_job[1:]])
 
 
-train.__signature__ = _with_job_options(train)  # type: ignore[attr-defined]
+train.__signature__ = with_job_options(train)  # type: ignore[attr-defined]
 
 COMMON: Final = frozenset(  # the options that `cleave train --help` lists
     {name for name, setting in JobSpec.settings().items() if setting.common}
@@ -228,7 +240,7 @@ COMMON: Final = frozenset(  # the options that `cleave train --help` lists
 )
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
+def settings_of(path: Path) -> dict[str, Any]:
     """Read the settings of a job from the TOML file of `--config`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -135,6 +135,9 @@ class HumanDisplay(Display):
             case "eval":
                 loss = loss_text(record["eval_loss"])
                 self.note(f"held-out loss after step {record['step']}: {loss}")
+            case "sample":
+                self.note(f"sample after step {record['step']}: {record['prompt']}")
+                self.note(record["text"])
             case "note" | "fleet" | "disk" | "servers" | "stopped":
                 self.note(str(record.get("text", "")))
             case "energy":

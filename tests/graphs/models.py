@@ -46,10 +46,10 @@ def small_model(family: str, **changed: Any) -> nn.Module:
             )  # fmt: skip
         case "gpt2":
             config = transformers.GPT2Config(
-                n_embd=WIDTH, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2,
+                n_embd=WIDTH, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2,
                 **{
-                    "vocab_size": VOCABULARY, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-                    "embd_pdrop": 0.0, **changed,
+                    "vocab_size": VOCABULARY, "n_positions": 64, "attn_pdrop": 0.0,
+                    "resid_pdrop": 0.0, "embd_pdrop": 0.0, **changed,
                 },
             )  # fmt: skip
         case "llama":

@@ -186,9 +186,9 @@ def address(place: dict[str, Any], *options: str) -> str:
     return url
 
 
-def own_address(place: dict[str, Any]) -> str:
+def own_address(place: dict[str, Any], *options: str) -> str:
     """The same for a device that is the operator's own."""
-    return address(place, "--own")
+    return address(place, "--own", *options)
 
 
 def page_address(url: str) -> str:

@@ -99,6 +99,7 @@ def test_every_setting_of_a_job_is_documented_with_its_default() -> None:
     [
         records.StepRecord,
         records.EvalRecord,
+        records.SampleRecord,
         records.NoteRecord,
         records.PresenceRecord,
         records.DoneRecord,

@@ -19,7 +19,7 @@ from cleave.training.loop.checkpoint import load_checkpoint, load_latest, save_c
 from cleave.training.loop.disk import DiskFullError
 from cleave.training.loop.finite import first_not_finite
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.run_folder import CHECKPOINTS
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.trainer import Trainer
 from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
@@ -89,6 +89,20 @@ def test_losses_are_those_of_one_server_however_it_trains(
     first, *others = servers.do(3, tmp_path / "store", losses_of, job, tmp_path / "many", devices)
     assert first == pytest.approx(expected, abs=CLOSE if job.dtype == "fp32" else 2e-3)
     assert others == [[], []]  # who is not the first reports no step
+
+
+@pytest.mark.parametrize("memory", ["plain", nightly("sharded")])
+def test_the_first_server_alone_draws_samples(
+    servers: Servers, tmp_path: Path, memory: str
+) -> None:
+    """It does so unless it lacks the weights that other servers have. Losses stay the same."""
+    job = replace(JOB, **{"method": "local", "memory": memory, **SHORT, "steps": 2})
+    expected = alone(replace(job, memory="plain"), tmp_path / "one")
+    sampled = replace(job, sample_every=1, prompt="def")
+    first, *_ = servers.do(2, tmp_path / "store", losses_of, sampled, tmp_path / "many", [0, 0])
+    assert first == pytest.approx(expected, abs=CLOSE)
+    events = [record["event"] for record in RunFolder(tmp_path / "many").records()]
+    assert events.count("sample") == (2 if memory == "plain" else 0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from cleave.errors import UsageError
 from cleave.files import cache_folder, write_atomically
 from cleave.training.data.batches import Tokens, python_fingerprint
-from cleave.training.data.conversations import ChatTemplate, Completion, Conversation, rendered
+from cleave.training.data.conversations import (
+    ChatTemplate,
+    Completion,
+    Conversation,
+    Message,
+    rendered,
+)
 from cleave.training.data.documents import read_documents
 
 _END_OF_TEXT = "<|endoftext|>"
@@ -92,9 +98,17 @@ class TextTokenizer:
             learned |= (starts < stop) & ((starts >= first) | (ends > first))
         return np.where(learned, ids, ~ids)
 
-    def question(self, text: str) -> str:
-        """Render a user's message with the chat template, followed by the generation prompt."""
-        return self._chat_template()([{"role": "user", "content": text}], None, True)
+    @property
+    def has_template(self) -> bool:
+        """Return True if the tokenizer has a chat template."""
+        return self._template is not None
+
+    def question(self, text: str, earlier: Sequence[Message] = ()) -> str:
+        """Render a user's message with the chat template, followed by the generation prompt.
+
+        The messages `earlier` come before the user's message.
+        """
+        return self._chat_template()([*earlier, {"role": "user", "content": text}], None, True)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

@@ -144,8 +144,8 @@ class Decay(Enum):
 
 MAY_CHANGE: Final = (  # settings that may change when a run is resumed
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
-    "early_stop", "report_to", "memory", "state_dir", "method", "state", "audit",
-    "offload", "journal", "fallback", "fallback_after_s", "against",
+    "early_stop", "sample_every", "prompt", "report_to", "memory", "state_dir", "method", "state",
+    "audit", "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
 
 
@@ -271,6 +271,10 @@ class JobSpec:
     early_stop: int = _setting(
         0, "Stop after this many held-out losses without a new lowest; 0 for never.", least=0
     )
+    sample_every: int = _setting(0, "Steps between samples of --prompt; 0 for none.", least=0)
+    prompt: str = _setting(
+        "", "With --sample-every: a text to continue or, with a chat template, to answer."
+    )
     report_to: str = _setting("", "Also log to: tensorboard, wandb, or tensorboard+wandb.")
     memory: str = _setting(
         "auto",
@@ -337,6 +341,11 @@ class JobSpec:
                 raise UsageError(
                     f"--{_flag(name)} is of use with held-out losses; give --eval-every as well"
                 )
+        if bool(self.sample_every) != bool(self.prompt):
+            raise UsageError(
+                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; give a "
+                f"number of steps and a text, or neither"
+            )
         if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "

@@ -283,7 +283,7 @@ class JobFleet:
 
     def _new_staged(self) -> StagedModel | None:
         """Return a `StagedModel` of the model's original layers; None if no layer has a graph."""
-        with self._plainly():
+        with self.plainly():
             return staged_model(
                 self._job,
                 self._model,
@@ -294,12 +294,12 @@ class JobFleet:
                 note=self._note,
                 presence=self._presence,
                 own_products=self._own_products,
-                plainly=self._plainly,
+                plainly=self.plainly,
             )
 
     @contextmanager
-    def _plainly(self) -> Iterator[None]:
-        """Return a context manager in which the model's modules are not offloaded by tiles."""
+    def plainly(self) -> Iterator[None]:
+        """Return a context manager in which the PS alone runs the model."""
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)

@@ -1,6 +1,7 @@
 """Records of events in a run. With `--json`, each record is printed as one line of JSON.
 
-Steps, evaluations, changes of the fleet and the end of the run are also written to `metrics.jsonl`.
+Steps, evaluations, samples, changes of the fleet and the end of the run are also written to
+`metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -102,6 +103,16 @@ class EvalRecord:
     EVENT: ClassVar[str] = "eval"
     step: int
     eval_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """Record of what the model adds to the text of `--prompt` after `step` steps."""
+
+    EVENT: ClassVar[str] = "sample"
+    step: int
+    prompt: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +254,7 @@ Record: TypeAlias = (
     StartRecord
     | StepRecord
     | EvalRecord
+    | SampleRecord
     | NoteRecord
     | PresenceRecord
     | DiskRecord

@@ -71,8 +71,10 @@ from cleave.training.loop.records import (
     EvalRecord,
     PresenceRecord,
     Record,
+    SampleRecord,
     StartRecord,
     StepRecord,
+    TextRecord,
     to_dict,
 )
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
@@ -90,6 +92,8 @@ from cleave.training.lora.adapters import (
 from cleave.training.lora.quantized import QuantizedLinear
 from cleave.training.lora.spec import LEARNING_RATE, LoraSpec
 from cleave.training.results.export import keep_description
+from cleave.training.results.trained import in_training
+from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.training.stages.staged import NotByStages
@@ -101,6 +105,7 @@ from cleave.workload.registry import ModelSpec
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
 _LEAVES_S: Final = 60.0  # maximum wait for the processes of an earlier start to exit
+_SAMPLE_TOKENS: Final = 60
 
 
 def train(
@@ -176,7 +181,8 @@ def _train(
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
-    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters)")
+    weights = "" if dataset.source.folder else ", with new random weights"
+    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
     if job.lora:
         adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
         model = adapted.get_base_model()
@@ -191,8 +197,8 @@ def _train(
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
     # Broadcast the weights: with different PyTorch versions, initial weights could differ.
-    weights = [parameter.detach() for parameter in model.parameters()]
-    context.ranks.spread(weights, [0] * len(weights))
+    held = [parameter.detach() for parameter in model.parameters()]
+    context.ranks.spread(held, [0] * len(held))
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
@@ -247,6 +253,8 @@ class Trainer:
         elif job.method == Method.STAGES.value:  # devices store the activations
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
+        if self.weights is not None and job.sample_every:
+            self.context.note("no samples are drawn, because no server has all sharded weights")
         self._shares = False  # set once the weights are loaded and sharded
         again = memory is not MemoryMode.PLAIN
         if again:
@@ -289,6 +297,7 @@ class Trainer:
         self.model = model.train()
         self._frozen = frozen_digest(model)
         self.corpus = dataset.corpus
+        self.tokenizer = dataset.tokenizer
         self.fingerprints = dataset.fingerprints
         self.folder = run
         self.trackers = Trackers({}, self.context.note)
@@ -371,6 +380,8 @@ class Trainer:
                 first_loss = loss if math.isnan(first_loss) else first_loss
                 if self._evaluates_after(self.step):
                     self._judge(self.evaluate())
+                if self._samples_after(self.step):
+                    self._sample()
             except AbandonedError:
                 if self.context.stop():
                     note(f"stopping after step {self.step}, without waiting for devices")
@@ -533,6 +544,32 @@ class Trainer:
     def _evaluates_after(self, step: int) -> bool:
         job = self.job
         return bool(job.eval_every) and (step % job.eval_every == 0 or step == job.steps)
+
+    def _samples_after(self, step: int) -> bool:
+        every = self.job.sample_every
+        return bool(every) and (step % every == 0 or step == self.job.steps)
+
+    def _sample(self) -> None:
+        """Report how the model continues or answers the job's prompt. The PS computes it."""
+        self._sync()
+        if self.ranks.rank or self.weights is not None:  # no server has all sharded weights
+            return
+        chat, stop, parts = self.tokenizer.has_template, self.context.stop, list[str]()
+
+        def told(record: Record) -> None:
+            if isinstance(record, TextRecord):
+                parts.append(record.text)
+
+        plainly = self.fleet.plainly() if self.fleet is not None else nullcontext()
+        with plainly, in_training(self.model, self.folder, self.tokenizer) as trained:
+            tokens = min(_SAMPLE_TOKENS, trained.most_tokens // 2)
+            try:
+                Generation(self.job.prompt, chat, tokens=tokens).run(trained, told, stop)
+            except UsageError as error:
+                self.context.note(f"no sample after step {self.step}: {error}")
+                return
+        text = "".join(parts if chat else parts[1:])  # a continuation begins with the prompt
+        self._report(SampleRecord(self.step, self.job.prompt, text))
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
         """Compute the gradients of this server's micro-batches and sum them over all servers.

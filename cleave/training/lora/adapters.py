@@ -20,6 +20,7 @@ from cleave.training.stages.staged_module import passes_of
 from cleave.training.tiles.offloaded_linear import conv1d
 from cleave.workload.models.build import (
     ModelSource,
+    hub_folder,
     load_folder,
     load_model,
     quiet_transformers,
@@ -272,12 +273,13 @@ def open_adapters(folder: Path) -> PeftModel:
         )
     try:
         base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
-        if not Path(base).is_dir():
+        source = Path(base) if Path(base).is_dir() else hub_folder(base)
+        if source is None:
             raise UsageError(
                 f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
                 f"there; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
             )
-        model, _ = load_folder(base)
+        model, _ = load_folder(source)
         with quiet_transformers():
             return PeftModel.from_pretrained(model, str(folder))
     except (KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:

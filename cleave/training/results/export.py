@@ -44,7 +44,8 @@ from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunF
 from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_adapters, fixed_tensors
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
-from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
+from cleave.training.results.gguf_file import GGUF_FILE, check_gguf, write_gguf
+from cleave.workload.models.build import ModelSource, hub_folder, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -162,10 +163,11 @@ def export_run(
     best: bool = False,
     dtype: str = "fp32",
     merge: bool = False,
+    gguf: bool = False,
     while_training: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Export a run's model to a folder in the Hugging Face format.
+    """Export a run's model to a folder in the Hugging Face format, or as a GGUF file in a folder.
 
     If the run trains adapters, only the adapters are exported, unless `merge` is True.
 
@@ -175,6 +177,8 @@ def export_run(
         best: whether to export the checkpoint with the lowest held-out loss, and ignore `step`.
         dtype: dtype of the exported weights, a key of `DTYPES`.
         merge: whether to merge the adapters into the base model and export the whole model.
+        gguf: whether to write the file `GGUF_FILE`, with a Modelfile for Ollama, instead of the
+            files for `from_pretrained`.
         while_training: whether another process may be training this run. The run folder is then
             neither locked nor changed.
         facts: additional rows of the model card: values by label.
@@ -195,6 +199,8 @@ def export_run(
         raise UsageError(
             f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
         )
+    if gguf and adapters and not merge:
+        raise UsageError("--gguf writes whole models; give --merge as well, to merge the adapters")
     if while_training and into.resolve().is_relative_to(run.path.resolve()):
         raise UsageError(
             f"--while-training only reads the run folder; give a folder outside {str(run.path)!r}"
@@ -202,8 +208,11 @@ def export_run(
     advice = ", or give --while-training and a folder elsewhere to export its newest checkpoint"
     with nullcontext() if while_training else run.lock(advice=advice):
         checkpoint = find_checkpoint(run, step, best=best)
+        description = description_of(run)
+        if gguf:
+            check_gguf(_config(description))
         whole = merge or not adapters
-        base = None if whole else _base_folder(job)
+        base = "" if whole else base_of(job)
         weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
         floats = {n: t.to(DTYPES[dtype]) for n, t in weights.items() if t.is_floating_point()}
         if name := first_not_finite(floats):
@@ -212,18 +221,24 @@ def export_run(
                 f"give --dtype fp32 or bf16, or another --step"
             )
         with _new_folder(into) as folder:
-            description = description_of(run)
-            for file in sorted(description.iterdir()):
+            for file in sorted(description.iterdir()) if not gguf else ():
                 if file.is_dir():
                     _copy_files(file, folder / file.name)
                 elif whole or file.name not in _OF_WHOLE_MODELS:
                     copy_file(file, folder / file.name)
-            if base is None:
+            if gguf:
+                config = described_config(description, weights.keys())
+                path, name = folder / GGUF_FILE, run.path.resolve().name
+                write_gguf(path, name, config, description, weights, DTYPES[dtype])
+                with new_file(folder / "Modelfile") as of_ollama:
+                    write_all(of_ollama, f"FROM ./{GGUF_FILE}\n".encode())
+            elif whole:
                 _write_weights(folder, weights, DTYPES[dtype])
             else:
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
-            card = _card(run, job, checkpoint.step, facts or {}, base)
+            library = "gguf" if gguf else "peft" if base else "transformers"
+            card = _card(run, job, checkpoint.step, facts or {}, base, library)
             (folder / "README.md").unlink(missing_ok=True)  # `peft` wrote its own model card
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
@@ -378,18 +393,23 @@ def _part_shared(adapted: nn.Module) -> None:
             inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
 
 
-def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the base model's folder. Raise UsageError if the model is not from a folder."""
+def base_of(job: Mapping[str, Any]) -> str:
+    """Return the folder of the model to which a job's adapters belong, or its name on the Hub.
+
+    Raise UsageError if the model has new weights, which are in no folder.
+    """
     name = Path(job["model"]).expanduser()
+    if hub_folder(job["model"]) is not None and not name.exists():
+        return str(job["model"])
     if name.is_absolute() and not name.exists():
-        return name  # an export of adapters does not read the folder, which no longer exists
+        return str(name)  # an export of adapters does not read the folder, which no longer exists
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
             f"the run's adapters belong to fresh weights of {job['model']!r}, which are in no "
             f"folder; give --merge to write the whole model"
         )
-    return folder.resolve()
+    return str(folder.resolve())
 
 
 def description_of(run: RunFolder) -> Path:
@@ -416,9 +436,9 @@ def described_config(folder: Path, names: Set[str]) -> Any:
     Raises:
         CleaveError: if `names`, the names of the checkpoint's weights, do not match the model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = _config(folder)
     for tied in (None, False):
         if tied is not None:
             config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
@@ -433,6 +453,12 @@ def described_config(folder: Path, names: Set[str]) -> Any:
         f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
         f"the checkpoint, train one step more with --resume"
     )
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -456,19 +482,18 @@ def _write_adapters(
     folder: Path,
     description: Path,
     job: Mapping[str, Any],
-    base: Path,
+    base: str,
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> None:
     """Write adapters and their configuration with `peft`'s `save_pretrained`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(description, **local)
+    config = _config(description)
     with torch.device("meta"):
         plain = replace(LoraSpec.of(job["lora"]), bits=0)
         adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
-    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.peft_config["default"].base_model_name_or_path = base
     held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
     with quiet_transformers():
         adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
@@ -479,9 +504,14 @@ def _write_adapters(
 
 
 def _card(
-    run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str], base: Path | None
+    run: RunFolder,
+    job: Mapping[str, Any],
+    step: int,
+    facts: Mapping[str, str],
+    base: str,
+    library: str,
 ) -> str:
-    """Return the Markdown of the model card. `base` is None if the whole model is exported."""
+    """Return the Markdown of the model card. `base` is empty if the whole model is exported."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
@@ -513,11 +543,12 @@ def _card(
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    library = f"peft\nbase_model: {base.name}" if base else "transformers"
+    of_base = f"\nbase_model: {_public(base)}" if base else ""
     fleet = any(r["downlink_bytes"] for r in steps)
     where = "a fleet of devices" if fleet else "one machine"
     return (
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
+        f"---\nlibrary_name: {library}{of_base}\npipeline_tag: text-generation\n"
+        f"tags:\n- cleave\n---\n\n"
         f"# {run.path.resolve().name}\n\n"
         f"Trained with Cleave on {where}.\n\n"
         f"| | |\n| --- | --- |\n{table}\n"

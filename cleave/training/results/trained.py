@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
 
 
 def _of_run(run: RunFolder, step: int) -> TrainedModel:
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     checkpoint, folder = find_checkpoint(run, step), description_of(run)
     tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
@@ -87,10 +87,28 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)  # a checkpoint names each tied weight only once
+    _generates_as(model, folder)
+    return _ready(model, tokenizer, title)
+
+
+@contextmanager
+def in_training(model: Any, run: RunFolder, tokenizer: TextTokenizer) -> Iterator[TrainedModel]:
+    """Use the model of a run that is training. Restore its training mode on exit."""
+    _generates_as(model, description_of(run))
+    try:
+        yield _ready(model, tokenizer, str(run.path))
+    finally:
+        model.config.use_cache = False
+        model.train()
+
+
+def _generates_as(model: Any, folder: Path) -> None:
+    """Read a model's generation configuration from a folder with the model's description."""
+    from transformers import GenerationConfig
+
     # Without a readable file, the defaults from the model's configuration remain.
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return _ready(model, tokenizer, title)
 
 
 def _ready(model: Any, tokenizer: TextTokenizer, title: str) -> TrainedModel:

@@ -29,17 +29,19 @@ Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecor
 Stop = Callable[[], bool]
 
 
-class Generation(Struct, frozen=True, forbid_unknown_fields=True):
+class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Request to continue the text `prompt`, or to answer it as a user's message if `chat` is set.
 
     Attributes:
-        tokens: maximum number of generated tokens.
+        earlier: with `chat`, the earlier messages of the conversation, with `role` and `content`.
+        tokens: maximum number of generated tokens. An answer also ends at the context length.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: threshold of nucleus sampling.
     """
 
     prompt: str
     chat: bool = False
+    earlier: tuple[dict[str, str], ...] = ()
     tokens: Annotated[int, Meta(ge=1)] = 100
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     top_p: float = 1.0
@@ -67,7 +69,8 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         """
         text = clean(self.prompt)
         if self.chat:
-            text = trained.tokenizer.question(text)  # the chat template includes begin tokens
+            # The chat template includes begin tokens.
+            text = trained.tokenizer.question(text, clean(self.earlier))
         else:
             report(TextRecord(text))
         (found,) = trained.tokenizer.encode_batch([text])
@@ -75,9 +78,11 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         given = begin + found.tolist()
         if not given:
             raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
-        if len(given) + self.tokens > trained.most_tokens:
+        room = trained.most_tokens - len(given)
+        tokens = max(1, min(self.tokens, room)) if self.chat else self.tokens
+        if tokens > room:
             raise UsageError(
-                f"the text has {len(given)} tokens and --tokens asks for {self.tokens} more, but "
+                f"the text has {len(given)} tokens and --tokens asks for {tokens} more, but "
                 f"the model takes {trained.most_tokens}; give a shorter text, or fewer --tokens"
             )
         trained.check_ids(given)
@@ -109,7 +114,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             ids = model.generate(
                 torch.tensor([given]),
                 attention_mask=torch.ones(1, len(given), dtype=torch.long),
-                max_new_tokens=self.tokens,
+                max_new_tokens=tokens,
                 do_sample=bool(self.temperature),
                 num_beams=1,
                 eos_token_id=ends,

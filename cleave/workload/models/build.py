@@ -1,7 +1,8 @@
 """Build transformers with random weights, or load them from local folders.
 
-Nothing is downloaded. torch and transformers are imported only in the functions that use them, so
-a model's sizes can be read without these libraries.
+Nothing is downloaded, but models that `hf download` has fetched are found. torch and transformers
+are imported only in the functions that use them, so a model's sizes can be read without these
+libraries.
 """
 
 import json
@@ -37,7 +38,8 @@ def resolve_model(name_or_folder: str) -> ModelSource:
     """Return the source of the model with a given name or folder, without reading weights.
 
     The argument is treated as a folder if the folder exists, and either the argument contains a
-    path separator or the folder contains a ``config.json``.
+    path separator or the folder contains a ``config.json``. A name such as `org/model` is first
+    looked up among the downloaded models of the Hugging Face Hub, and then in the registry.
 
     Raises:
         UsageError: if no folder and no model in the registry has this name, or if the folder's
@@ -47,20 +49,42 @@ def resolve_model(name_or_folder: str) -> ModelSource:
     looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
     if folder.is_dir() and (looks_like_path or (folder / _CONFIG).is_file()):
         return ModelSource(read_spec(folder), folder)
+    if (cached := hub_folder(name_or_folder)) is not None:
+        spec = spec_from_config(_read_config(cached), name_or_folder.partition("/")[2])
+        return ModelSource(spec, cached)
     try:
         return ModelSource(find_model(name_or_folder), None)
     except UsageError:
         if not looks_like_path:
             raise
-    if name_or_folder.count("/") == 1 and name_or_folder[0] not in "./~":
+    if _is_hub_name(name_or_folder):
         raise UsageError(
-            f"There is no folder {name_or_folder!r}, and nothing is downloaded; if it is the name "
-            f"of a model on a hub, fetch that with `hf download {name_or_folder} --local-dir "
-            f"FOLDER`, and give the folder."
+            f"There is no folder {name_or_folder!r}, and Cleave downloads nothing; if it is the "
+            f"name of a model on the Hugging Face Hub, fetch it with `hf download "
+            f"{name_or_folder}`, and give the name again."
         )
     raise UsageError(
         f"There is no folder {name_or_folder!r} with a model: check the path, or put it back."
     )
+
+
+def hub_folder(name: str) -> Path | None:
+    """Return the folder in which `hf download` has stored a model of the Hugging Face Hub.
+
+    Return None if `name` is not such a name, as `org/model`, or has not been downloaded.
+    """
+    if not _is_hub_name(name):
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except (ImportError, OSError, ValueError):  # the last two: not downloaded, or not a name
+        return None
+
+
+def _is_hub_name(name: str) -> bool:
+    return name.count("/") == 1 and name[0] not in "./~"
 
 
 def read_spec(folder: Path) -> ModelSpec:

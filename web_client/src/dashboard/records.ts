@@ -94,6 +94,11 @@ function readRecord(value: unknown): JobRecord | null {
     }
     case "eval":
       return { event: "eval", step: real(map.step), eval_loss: realOrNull(map.eval_loss) ?? NaN };
+    case "sample":
+      return {
+        event: "note",
+        text: `Sample after step ${real(map.step)}: ${String(map.text ?? "")}`,
+      };
     case "note":
     case "fleet":
     case "disk":

@@ -114,6 +114,12 @@ test.each(["disk", "servers"])("what training waits for is told: %s", (event) =>
   expect(read?.records).toEqual([{ event, text: "training waits" }]);
 });
 
+test("a sample is told with its step", () => {
+  const record = { event: "sample", step: 20, prompt: "Once", text: " upon a time" };
+  const { job: read } = readOverview(overviewData({ job: job(0, [record]) }));
+  expect(read?.records).toEqual([{ event: "note", text: "Sample after step 20:  upon a time" }]);
+});
+
 test("a step has the compared run's loss where the PS sent one", () => {
   const sent = [{}, { against_loss: 9.5 }, { against_loss: 9n }, { against_loss: Number.NaN }];
   const wrong = [{ against_loss: null }, { against_loss: "9.5" }, { against_loss: [9.5] }];
