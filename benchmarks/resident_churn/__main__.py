@@ -4,11 +4,15 @@
                                         [--down-mbit 100] [--up-mbit 20] [--memory-gb 12.8]
                                         [--minutes 1,3,10,30,100] [--intervals 1,20,40,80]
                                         [--seeds 4] [--plot FILE] [--json] [--quick]
+    python -m benchmarks.resident_churn --runtime [--minutes 10] [--departures 15] [--seeds 2]
 
 Everything is simulated in virtual time (`churn.py`): usual stages, a pipeline with
 checkpoints, and resident stages without and with hot spares. Equal devices leave without notice
 and come back later. Links are compressed as with `--coding auto`, and data is sent in bf16. The
 figures are means over several seeds. Every method meets the same departures.
+
+With `--runtime`, the runtime itself trains a small model, on devices that are as slow as the model
+is small (`runtime.py`). Ends with 1 if its losses are not those of plain PyTorch.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from benchmarks.resident_churn import runtime
 from benchmarks.resident_churn.churn import Policy, changes, run_resident, usual_stages
 from benchmarks.resident_churn.costs import ResidentCosts, even_stages, resident_model
 from cleave.errors import PlanError
@@ -261,7 +266,7 @@ def main() -> None:
     parser.add_argument("--down-mbit", type=float, default=100)
     parser.add_argument("--up-mbit", type=float, default=20)
     parser.add_argument("--memory-gb", type=float, default=12.8, help="80 %% of 16 GB")
-    parser.add_argument("--minutes", type=numbers, default=[1, 3, 10, 30, 100])
+    parser.add_argument("--minutes", type=numbers, default=None)
     parser.add_argument("--intervals", type=numbers, default=[1, 20, 40, 80])
     parser.add_argument("--away", type=float, default=0.1, help="share of time that devices miss")
     parser.add_argument("--days", type=float, default=5)
@@ -269,7 +274,14 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one seed, two days, two intervals")
+    parser.add_argument("--runtime", action="store_true", help="measure the runtime")
+    parser.add_argument("--departures", type=int, default=15, help="of a run of --runtime")
     options = parser.parse_args()
+    options.minutes = options.minutes or ([10] if options.runtime else [1, 3, 10, 30, 100])
+    if options.runtime:
+        minutes, seeds = options.minutes[0], min(2, options.seeds)
+        met = runtime.show(options.devices, minutes, options.away, options.departures, seeds)
+        sys.exit(0 if met else 1)
     if options.quick:
         options.seeds, options.days, options.intervals = 1, 2.0, [1, 40]
     fleet = fleet_of(options)

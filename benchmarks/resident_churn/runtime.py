@@ -8,7 +8,6 @@ tokens behind 100/20 Mbit/s, and all times are a tenth.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 from benchmarks.stage_exact import rows_of
 from cleave.arrays import DType
-from cleave.device.core import HeldArrays
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.stages.model import PsCompute
@@ -30,9 +28,9 @@ from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
+from emulator.activity import Presence
 from emulator.virtual import VirtualRuntime, emulated
-from profiles.availability import Availability
-from profiles.fleet_device import FleetDevice
+from profiles.availability import Availability, Durations
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients
 
@@ -49,6 +47,7 @@ _UP_BYTES_PER_S: Final = 4100.0
 _FLOPS_PER_S: Final = 4.3e6
 _LATENCY_S: Final = 0.001
 _FIRST: Final = 2  # steps that do not count
+_MOST_OFF: Final = 1e-4
 
 
 @dataclass(frozen=True)
@@ -57,53 +56,16 @@ class ServedRun:
 
     Attributes:
         wall_s: virtual time in seconds.
-        losses: number of departures.
+        departures: number of devices that left.
         restored: number of stages that were rebuilt from the snapshot.
         error: largest relative difference of losses from plain PyTorch.
     """
 
     steps: int
     wall_s: float
-    losses: int
+    departures: int
     restored: int
     error: float
-
-
-class Churn:
-    """Lets the devices of a runtime leave and return, with or without their arrays."""
-
-    def __init__(
-        self,
-        runtime: VirtualRuntime,
-        profiles: list[FleetDevice],
-        availability: Availability | None,
-        seed: int,
-        *,
-        keeps: bool,
-    ) -> None:
-        self.losses = 0
-        self._runtime = runtime
-        self._keeps = keeps
-        here = dict(zip(sorted(runtime.devices), profiles, strict=True))
-        for number, (device, profile) in enumerate(here.items()):
-            if availability is None:
-                continue
-            stays = availability.presences(random.Random(f"{seed} {number}"))
-            end_s = next(stays).to_s
-            runtime._at(end_s, self._leave, device, profile, stays)
-
-    def _leave(self, device: int, profile: FleetDevice, stays: Iterator[Any]) -> None:
-        self.losses += 1
-        held = self._runtime._vanish(device)
-        stay = next(stays)
-        held = held if self._keeps else None
-        self._runtime._at(stay.from_s, self._return, profile, held, stay.to_s, stays)
-
-    def _return(
-        self, profile: FleetDevice, held: HeldArrays | None, end_s: float, stays: Iterator[Any]
-    ) -> None:
-        device = self._runtime.join(profile, held)
-        self._runtime._at(end_s, self._leave, device, profile, stays)
 
 
 def small_model() -> tuple[nn.Module, ModelGraphs]:
@@ -144,13 +106,7 @@ def plain_losses(model: nn.Module, steps: int) -> list[float]:
 
 
 def served_run(
-    devices: int,
-    availability: Availability | None,
-    *,
-    wall_s: float,
-    hot: bool,
-    keeps: bool,
-    seed: int = 0,
+    devices: int, availability: Availability | None, *, wall_s: float, hot: bool, seed: int = 0
 ) -> ServedRun:
     """Train on emulated devices for a virtual time.
 
@@ -158,13 +114,12 @@ def served_run(
         availability: when devices are there, in virtual time; None: always.
         wall_s: virtual time in seconds.
         hot: whether devices without a stage are hot spares.
-        keeps: whether devices that return still have their arrays.
     """
     model, graphs = small_model()
     profile = replace(
         paper_fleet(1)[0], flops_per_s=_FLOPS_PER_S, graph_flops_per_s=_FLOPS_PER_S, compute=None,
         downlink_bytes_per_s=5 * _UP_BYTES_PER_S, uplink_bytes_per_s=_UP_BYTES_PER_S,
-        latency_s=_LATENCY_S, memory_bytes=10**9,
+        latency_s=_LATENCY_S, memory_bytes=10**9, availability=availability,
     )  # fmt: skip
     profiles = [replace(profile, name=f"device {number}") for number in range(devices)]
     losses: list[float] = []
@@ -172,23 +127,65 @@ def served_run(
         runtime = fleet.runtime
         assert isinstance(runtime, VirtualRuntime)
         stages = runtime.manager.stages
-        stages.return_s = RETURN_S / SPEEDUP
-        stages.hot_spares = hot
-        churn = Churn(runtime, profiles, availability, seed, keeps=keeps)
+        stages.return_s, stages.hot_spares = RETURN_S / SPEEDUP, hot
         optimizer = Optimizer(model, _RULE, clip=1.0, in_backward=False)
         staged = StagedModel(ModelWork(model, graphs, DType.FP32), runtime, plan_resident, _PS)
         staged.keep_on_devices(optimizer)
-        began_s = runtime.now_s
+        left: list[float] = []
+        runtime.observers.append(
+            lambda seen: (
+                left.append(seen.at_s) if isinstance(seen, Presence) and not seen.here else None
+            )
+        )
+        began_s = 0.0
         for ids in batches():
             loss = optimizer.step_whole(_RATE, partial(staged.gradients, rows_of(ids)))
             assert isinstance(loss, float)
             losses.append(loss)
             if len(losses) == _FIRST:  # devices have received the model
                 began_s = runtime.now_s
-            if runtime.now_s - began_s >= wall_s:
+            if len(losses) > _FIRST and runtime.now_s - began_s >= wall_s:
                 break
-        took_s, restored = runtime.now_s - began_s, staged.resident.losses if staged.resident else 0
+        took_s = runtime.now_s - began_s
+        assert staged.resident is not None
+        restored = staged.resident.losses
         staged.close()
     plain = plain_losses(small_model()[0], len(losses))
     error = max(abs(a - b) / b for a, b in zip(losses, plain, strict=True))
-    return ServedRun(len(losses) - _FIRST, took_s, churn.losses, restored, error)
+    departures = sum(at_s > began_s for at_s in left)
+    return ServedRun(len(losses) - _FIRST, took_s, departures, restored, error)
+
+
+def show(devices: int, minutes: float, away: float, departures: int, seeds: int) -> bool:
+    """Print what the runtime reaches if a device leaves every few minutes.
+
+    Args:
+        away: share of time that a device is absent.
+        departures: number of departures of a run, on average.
+
+    Returns:
+        Whether all losses are those of plain PyTorch, up to 1e-4.
+    """
+    every_s = 60 * minutes / SPEEDUP
+    cycle_s = every_s * devices
+    churn = Availability(Durations(cycle_s * (1 - away)), Durations(cycle_s * away))
+    alone = served_run(devices, None, wall_s=10 * every_s, hot=False)
+    step_s = alone.wall_s / alone.steps
+    print(
+        f"the runtime in virtual time, all times divided by {SPEEDUP:g}: {step_s:.1f} s a step, "
+        f"a departure\nevery {every_s:.0f} s\n\n"
+        f"{'hot spares':10} {'seed':>4} {'steps':>5} {'departures':>10} {'rebuilt':>7} "
+        f"{'effective':>9} {'losses off by':>13}"
+    )
+    exact = True
+    for hot in (True, False):
+        for seed in range(seeds):
+            run = served_run(devices, churn, wall_s=departures * every_s, hot=hot, seed=seed)
+            exact &= run.error <= _MOST_OFF
+            print(
+                f"{'yes' if hot else 'no':10} {seed:4} {run.steps:5} {run.departures:10} "
+                f"{run.restored:7} {run.steps * step_s / run.wall_s:9.3f} {run.error:13.1e}",
+                flush=True,
+            )
+    print(f"losses at most 1e-4 off plain PyTorch: {'met' if exact else 'NOT met'}")
+    return exact
