@@ -92,6 +92,11 @@ class FleetRuntime(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def state_leaves(self) -> bool:
+        """Return whether a device waits for a fetch of its trained state, to leave afterwards."""
+        return False
+
     def update(self, scalars: Sequence[StageArray]) -> None:
         """Let devices update the trained state that stays on them; see `UpdateWanted`."""
         raise NotImplementedError

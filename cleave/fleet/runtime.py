@@ -143,6 +143,10 @@ class Runtime(FleetRuntime):
     def stuck(self, future: GemmFuture) -> str:
         return self.manager.scheduler.stuck(future.job.id) or self.manager.why_aside()
 
+    @property
+    def state_leaves(self) -> bool:
+        return bool(self.manager.stages.leaving)
+
     def stage_devices(self) -> dict[int, DeviceRates]:
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]

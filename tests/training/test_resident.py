@@ -242,6 +242,33 @@ def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
         assert fleet.counters().traffic.down.weights == before
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_device_that_says_that_it_leaves_returns_its_state_first(busy: bool) -> None:
+    """Then no step is repeated. The device is dismissed, and the others go on."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(5)
+    with emulated(2, seed=1) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, VirtualRuntime)
+        run = Run(model, fleet)
+        mine = [run.step(ids) for ids in given[:2]]
+        leaving = min(runtime.manager.stages.in_use)
+        runtime._drain(leaving)  # the message arrives in the next step, or before it
+        if not busy:
+            runtime.wait_until(lambda: runtime.state_leaves)
+        mine += [run.step(ids) for ids in given[2:4]]
+        assert leaving not in runtime.manager.sessions
+        runtime.join(paper_fleet(1)[0])
+        mine.append(run.step(given[4]))
+        run.staged.sync()
+        state = run.staged.resident
+        assert state is not None
+        assert state.losses == 0
+        check_state(runtime.manager)
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
+
+
 def test_all_steps_in_the_log_have_the_same_plan() -> None:
     """Stages in the log have numbers."""
     with emulated(2, seed=1) as fleet:

@@ -495,7 +495,8 @@ class SessionManager:
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
         """End the current step by stages and tell devices to drop all arrays for stages."""
-        return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
+        ended = self._carry_out(self.stages.end(), now_s)
+        return ended + self._let_leave(now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---
 
@@ -528,7 +529,10 @@ class SessionManager:
                         ),
                         work,
                     )
-                    done += [told, *self._rate_graphs(now_s), *self._give_back_memory(now_s)]
+                    done += [told, *self._rate_graphs(now_s)]
+                    if result.state:
+                        done += self._let_leave(now_s)
+                    done += self._give_back_memory(now_s)
                 case TellStep(StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]
                 case _ if isinstance(decision, events.Event):
@@ -543,6 +547,14 @@ class SessionManager:
         for session, rates in self.stages.sustained():
             session.rates = bounded(rates)
             done += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
+        return done
+
+    def _let_leave(self, now_s: float) -> list[ForRuntime]:
+        """Dismiss the devices that only waited until they had returned their trained state."""
+        done: list[ForRuntime] = []
+        for device in sorted(self.stages.leaving):
+            done += self._carry_out(self.stages.lost(device), now_s)
+            done += self._dismiss(device, ByeCode.DRAINED, now_s)
         return done
 
     def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:
@@ -600,6 +612,8 @@ class SessionManager:
                     session = self.sessions[device]
                     session.reason = "it does not answer" if overdue else session.restriction
                     done.append(instruction)
+                case Drained(device) if self.stages.hands_over(device):
+                    pass  # it is dismissed later
                 case Drained(device):
                     done += self._dismiss(device, ByeCode.DRAINED, now_s)
                 case _:
@@ -611,6 +625,8 @@ class SessionManager:
 
     def _of_stages(self, event: events.FleetChange) -> Sequence[Decision]:
         match event:
+            case events.DeviceDraining(device) if self.stages.hands_over(device):
+                return []
             case events.DeviceLost(device) | events.DeviceDraining(device):
                 return self.stages.lost(device)
             case events.DeviceAside(device):

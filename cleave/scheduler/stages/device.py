@@ -44,6 +44,11 @@ class StageDevice(StagePasses):
         """Return whether the device has any trained state."""
         return any(array in self._sent for array in self._updates)
 
+    def has_state_of(self, plan: PlannedStage) -> bool:
+        """Return whether the device has a stage's trained state, of any time since the snapshot."""
+        found = [self.updates_of(array) for array in self._resident.arrays_of(plan)]
+        return bool(found) and all(n is not None and n >= self._resident.position for n in found)
+
     def resume(self, device: int, held: Set[int]) -> None:
         """Continue in a new session with what the device still has and a step may need.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -38,6 +38,9 @@ _MOST_USED: Final = 16  # number of devices whose use in a step is reported
 # device would first receive a snapshot and repeat the logged steps. After a cut of 5 s, a device
 # returns within 13 s; see `Agent`.
 RETURN_S: Final = 15.0
+
+# Longest time in which devices may return their state because one of them wants to leave.
+_HAND_OVER_S: Final = 20.0
 
 # Limits for a device's throughput in layer graphs, as measured in a step.
 _LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
@@ -82,6 +85,7 @@ class StageRuns:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
     Attributes:
+        leaving: devices that leave as soon as they have returned their trained state.
         return_s: how long a stage waits for a device that lost its connection, in seconds.
         hot_spares: whether devices without a stage follow stages; see `HotSpares`.
         results: number of arrays that devices have returned in all steps.
@@ -97,6 +101,7 @@ class StageRuns:
         self._snapshot: SnapshotRun | None = None
         self._spares = HotSpares(self._stores, ids)
         self._away: dict[str, _Away] = {}  # key: `Session.arrays`
+        self.leaving: set[int] = set()
         self.return_s, self.hot_spares = RETURN_S, True
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
@@ -207,14 +212,15 @@ class StageRuns:
         out = self._abandon_snapshot() if work.resident and work.resident.fetches else []
         if work.resident is not None:
             self._use_state(work)
-        able = self.able
+        able, fetches = self.able, work.resident is not None and work.resident.fetches
+        there = able.keys() | (self.leaving if fetches else set())
         stages, slices = (
-            [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
+            [replace(s, devices=tuple(d for d in s.devices if d in there)) for s in them]
             for them in (work.stages, work.slices)
         )
         kept = work.kept_batches
         if work.resident is not None:
-            planned, stages = work.stages, [self._held(work, stage) for stage in stages]
+            planned, stages = work.stages, [self._held(work, stage, there) for stage in stages]
             kept = _kept_by_holders(kept, planned, stages, able)
         work = replace(work, stages=stages, slices=slices, kept_batches=kept)
         self._repeated = self.repeated
@@ -274,8 +280,8 @@ class StageRuns:
                 return store
         return None
 
-    def _held(self, work: StepWork, stage: PlannedStage) -> PlannedStage:
-        """Return a stage with the one device that holds the newest of its trained state.
+    def _held(self, work: StepWork, stage: PlannedStage, there: Set[int]) -> PlannedStage:
+        """Return a stage with the one of the devices that holds the newest of its trained state.
 
         A stage without trained layers has no state, so it stays on its planned device. If the
         newest state is on a device that lost its connection, the stage has no device yet.
@@ -283,9 +289,9 @@ class StageRuns:
         assert work.resident is not None
         if not any(work.resident.of_stage(stage)):
             return replace(stage, devices=stage.devices[:1])
-        able, found = self.able, dict[int, int]()
+        found: dict[int, int] = {}
         for device, store in self._stores.items():
-            if device in able and (updates := store.updates_in(stage)) is not None:
+            if device in there and (updates := store.updates_in(stage)) is not None:
                 found[device] = updates
         best = max(found, key=lambda d: (found[d], d in stage.devices), default=None)
         if best is not None:
@@ -298,7 +304,38 @@ class StageRuns:
             store.work = work
             store.drop_withdrawn()
 
-    # --- devices that lose their connection and return ---
+    # --- devices that leave, or lose their connection and return ---
+
+    def hands_over(self, device: int) -> bool:
+        """Return whether a device that wants to leave should first return its trained state.
+
+        The training thread then fetches the state of all devices. It need not if another device
+        follows the stages, and it does not if that would take too long.
+        """
+        step, store = self._step, self._stores.get(device)
+        if device in self.leaving:
+            return True
+        if step is None or store is None or device not in step.devices:
+            return False
+        resident = step.work.resident
+        if resident is None or (resident.fetches and step.ended):
+            return False
+        able = self.able
+        others = [other for d, other in self._stores.items() if d in able]
+        unique = any(
+            store.has_state_of(stage) and not any(other.has_state_of(stage) for other in others)
+            for stage in step.work.stages
+        )
+        uploads_s = [
+            sum(array.nbytes for array in resident.arrays_of(stage)) / rates.uplink_bytes_per_s
+            for stage in step.work.stages
+            for d in stage.devices
+            if (session := self._sessions.get(d)) and (rates := session.rates)
+        ]
+        if not unique or max(uploads_s, default=0.0) > _HAND_OVER_S:
+            return False
+        self.leaving.add(device)
+        return True
 
     def keep(self, session: Session, now_s: float) -> list[ForSteps]:
         """Remember the trained state on a device that lost its connection, for `returned`."""
@@ -497,6 +534,7 @@ class StageRuns:
         self._before_renewal.pop(device, None)
         out = self._abandon_snapshot() if device in self._stores else []
         self._spares.forget(device)
+        self.leaving.discard(device)
         if self._step is not None:
             return out + self._step.lost(device)
         self._stores.pop(device, None)

@@ -230,6 +230,8 @@ class StagedModel:
         """
         self._renews = False
         self._withdraw_unfinished()
+        if self.runtime.state_leaves:
+            self.sync()
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
         failed = 0
