@@ -225,7 +225,7 @@ def resident_losses(
     optimizer = Optimizer(model, case.rule, clip=case.clip, in_backward=False)
     work = ModelWork(model, graphs, case.dtype)
     staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS)
-    staged.keep_on_devices(optimizer)
+    staged.keep_on_devices(optimizer, planner=EvenStages(loss=False))
     losses = []
     try:
         for step, ids in enumerate(batches, 1):

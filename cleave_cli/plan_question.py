@@ -11,6 +11,7 @@ from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates, StepGemm
 from cleave.planner.stages.model import PsCompute, StagePlanner
+from cleave.planner.stages.prediction import in_seconds
 from cleave.planner.stages.resident import kept_on_devices, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
@@ -57,6 +58,17 @@ class PlanQuestion:
             forecasts.append(self._by_tiles(forecaster))
         forecasts.append(forecaster.alone())
         return MethodChoice(method, forecasts)
+
+    def with_best_state(self) -> tuple[PlanQuestion, str]:
+        """Return this question with the state where steps by stages are faster, and say why."""
+        forecaster = self.sizes.forecaster(self.rows, self.ps)
+        there = replace(self, on_devices=True)
+        usual, kept = self.by_stages(forecaster), there.by_stages(forecaster)
+        if kept.step_s < usual.step_s:
+            instead = usual.refused or f"{in_seconds(usual.step_s)} with it on the server"
+            return there, f"state stays on devices: {in_seconds(kept.step_s)} a step, {instead}"
+        instead = kept.refused or f"{in_seconds(kept.step_s)} with it on devices"
+        return self, f"state stays on the server: {in_seconds(usual.step_s)} a step, {instead}"
 
     def with_own_device_s(self, found: MethodChoice) -> float | None:
         """Return the step time by stages, in seconds, if this machine is also a device.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.resident import plan_resident
+from cleave.scheduler.stages import device
 from cleave.scheduler.stages.runs import RETURN_S
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
@@ -47,6 +49,8 @@ _UP_BYTES_PER_S: Final = 4100.0
 _FLOPS_PER_S: Final = 4.3e6
 _LATENCY_S: Final = 0.001
 _FIRST: Final = 2  # steps that do not count
+# A piece of a snapshot, which must not delay activations: 0.1 s of a link.
+_PIECE_BYTES: Final = 500
 _MOST_OFF: Final = 1e-4
 
 
@@ -123,7 +127,10 @@ def served_run(
     )  # fmt: skip
     profiles = [replace(profile, name=f"device {number}") for number in range(devices)]
     losses: list[float] = []
-    with emulated(profiles, seed=seed, verify=False, coding="off") as fleet:
+    with (
+        mock.patch.object(device, "_SNAPSHOT_BYTES", _PIECE_BYTES),
+        emulated(profiles, seed=seed, verify=False, coding="off") as fleet,
+    ):
         runtime = fleet.runtime
         assert isinstance(runtime, VirtualRuntime)
         stages = runtime.manager.stages

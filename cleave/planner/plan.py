@@ -32,6 +32,8 @@ class StateMode(Enum):
 
     SERVER = "server"
     DEVICES = "devices"
+    AUTO = "auto"
+    """On devices, if that is predicted to make steps faster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def plan(
     lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
     method: Annotated[str, Option(help="auto, stages, tiles, or local (no devices).")] = "auto",
     state: Annotated[
-        str, Option(help="Where stages keep weights and optimizer state: server, or devices.")
+        str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",
     tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
     fused: Annotated[
@@ -130,11 +130,12 @@ def plan(
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
     by = choice_of(Method, "--method", method)
-    on_devices = choice_of(StateMode, "--state", state) is StateMode.DEVICES
-    if on_devices and (counts or gemm or by in (Method.TILES, Method.LOCAL)):
+    where_state = choice_of(StateMode, "--state", state)
+    by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL))
+    if where_state is not StateMode.SERVER and not by_stages:
         raise UsageError(
-            "--state devices is of use with stages and one server; leave out --gemm, --servers and "
-            "other methods"
+            f"--state {state} is of use with stages and one server; leave out --gemm, --servers "
+            f"and other methods"
         )
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
@@ -167,8 +168,11 @@ def plan(
         devices,
         in_fp32,
         server_of(sizes, ps_gflops, dtype, ps),
-        on_devices=on_devices,
+        on_devices=where_state is StateMode.DEVICES,
     )
+    why_there = ""
+    if where_state is StateMode.AUTO:
+        question, why_there = question.with_best_state()
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
         if sharded and by is Method.AUTO:
@@ -200,6 +204,7 @@ def plan(
             "tiles": None if found.tiles is None else render.step_json(found.tiles, gemms),
             "crossing": None if where is None else render.crossing_json(where, seq),
             "coding": render.coding_json(policy, by_link, dtypes),
+            "state": (StateMode.DEVICES if question.on_devices else StateMode.SERVER).value,
         }
         if form is Form.JSON:
             typer.echo(json.dumps(document))
@@ -209,7 +214,7 @@ def plan(
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
         f"{about}; the server computes {question.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
-        f"{render.coding_text(by_link, dtypes)}"
+        f"{render.coding_text(by_link, dtypes)}{f'; {why_there}' if why_there else ''}"
     )
     render.show_methods(title, found)
     render.show_faster_dtype(found, dtype, alone_s)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.stages.search import plan_stages
 from cleave.scheduler.stages.runs import RETURN_S
 from cleave.training.loop import state_files
 from cleave.training.loop.disk import Patience
@@ -30,7 +32,7 @@ from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
 from tests.invariants import check_state
 from tests.training.runs import nightly
-from tests.training.test_staged import batches, rows, staged
+from tests.training.test_staged import EvenStages, batches, rows, staged
 
 RATE, STEPS, LOSSES = 5e-3, 5, 6
 ADAMW = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
@@ -59,7 +61,7 @@ class Run:
         self.model = model
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False, files=files)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
-        self.staged.keep_on_devices(self.optimizer, folder)
+        self.staged.keep_on_devices(self.optimizer, folder, planner=EvenStages(loss=False))
 
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
@@ -267,6 +269,33 @@ def test_a_device_that_says_that_it_leaves_returns_its_state_first(busy: bool) -
         check_state(runtime.manager)
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
+
+
+@pytest.mark.parametrize("uplink_bytes_per_s", [1e5, 1e12])
+def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_s: float) -> None:
+    """Weights and gradients take long on a slow uplink, and several devices share fast work."""
+    notes: list[str] = []
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(3)
+    devices = [
+        replace(one, uplink_bytes_per_s=uplink_bytes_per_s, downlink_bytes_per_s=1e12)
+        for one in paper_fleet(4)
+    ]
+    with emulated(devices, seed=1) as fleet:
+        optimizer = Optimizer(model, ADAMW, clip=1.0, in_backward=False)
+        found = staged(model, fleet, planner=plan_stages, note=notes.append)
+        found.keep_on_devices(optimizer, if_faster=True)
+        mine = [
+            optimizer.step_whole(RATE, partial(found.gradients, rows(ids)), found.updated)
+            for ids in given
+        ]
+        slow = uplink_bytes_per_s < 1e6
+        assert (found.resident is not None) == slow
+        where = "devices" if slow else "the server"
+        (said,) = [note for note in notes if "optimizer state stay" in note]
+        assert f"stay on {where}" in said
+        found.sync()
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
 
 
 def test_all_steps_in_the_log_have_the_same_plan() -> None:

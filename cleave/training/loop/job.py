@@ -295,7 +295,7 @@ class JobSpec:
     state: str = _setting(
         "server",
         "Where layers' weights and optimizer state stay: server, or devices (with --method stages; "
-        "far less traffic, no audits).",
+        "far less traffic, no audits), or auto: where steps are predicted to be faster.",
         choices=StateMode,
     )
     audit: float = _setting(
@@ -358,7 +358,7 @@ class JobSpec:
             )
         if self.journal and self.method == Method.STAGES.value:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
-        if self.state == StateMode.DEVICES.value:
+        if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
@@ -366,8 +366,8 @@ class JobSpec:
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
             raise UsageError(
-                f"--state devices is of use with stages, and --method is {self.method!r}; give "
-                f"--method stages"
+                f"--state {self.state} is of use with stages, and --method is {self.method!r}; "
+                f"give --method stages"
             )
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
@@ -376,8 +376,8 @@ class JobSpec:
             )
         if self.fallback == FallbackMode.LOCAL.value:
             raise UsageError(
-                "--fallback local computes on the server, and --state devices leaves it no "
-                "current weights; give --fallback wait, or --state server"
+                f"--fallback local computes on the server, and --state {self.state} leaves it no "
+                f"current weights; give --fallback wait, or --state server"
             )
 
     def _check_adapters(self) -> None:

@@ -226,16 +226,17 @@ class JobFleet:
             self.staged.updated(parameter)
 
     def keep_on_devices(self, optimizer: Optimizer, folder: Path) -> None:
-        """With `--state devices`, let devices keep the layers' weights and optimizer state.
+        """Let devices keep the layers' weights and optimizer state, if `--state` says so.
 
         `folder` is where the log of steps is.
 
         Raises:
             UsageError: if devices cannot update the layers.
         """
-        if self._job.state == StateMode.DEVICES.value:
+        if self._job.state != StateMode.SERVER.value:
             assert self.staged is not None
-            self.staged.keep_on_devices(optimizer, folder)
+            if_faster = self._job.state == StateMode.AUTO.value
+            self.staged.keep_on_devices(optimizer, folder, if_faster=if_faster)
 
     def sync(self) -> None:
         """Fetch weights and optimizer state that stay on devices. Do nothing if none do."""

@@ -239,10 +239,10 @@ class Trainer:
         self.context = context
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
-        if job.state == StateMode.DEVICES.value and self.ranks.count > 1:
+        if job.state != StateMode.SERVER.value and self.ranks.count > 1:
             raise UsageError(
-                f"--state devices works with one server, and this run has {self.ranks.count}; give "
-                f"--state server"
+                f"--state {job.state} works with one server, and this run has {self.ranks.count}; "
+                f"give --state server"
             )
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)

@@ -14,11 +14,11 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.own_device import offered_bytes
-from cleave.planner.forecast import MethodChoice, StepForecaster
+from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
-from cleave.planner.stages.resident import snapshot_interval
+from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -72,7 +72,7 @@ class StagePlans:
         self.micro_batches = 1
         self.planning_s = 0.0
         self._runtime = runtime
-        self._planner = planner
+        self.planner = planner
         self._alone = ps  # the PS's speed without other work
         self._ps = ps  # its speed as measured in steps, without its own device
         self._dtype = dtype
@@ -200,6 +200,25 @@ class StagePlans:
             now = in_seconds(self._said_s)
             self._say(f"{now} a step predicted, based on the devices' speeds in the last step")
 
+    def with_state_on_devices(self, ids: Tensor, work: ModelWork) -> Forecast:
+        """Forecast a step by stages in which the layers' state stays on devices."""
+        rates = self.devices()
+        usual = self._forecaster(ids, work)
+        forecaster = replace(usual, cut=lambda parts: kept_on_devices(usual.cut(parts)))
+        try:
+            return forecaster.by_stages(list(rates.values()), plan_resident, self._ps_with(rates))
+        except PlanError as error:
+            return refused(Method.STAGES, str(error))
+
+    def _forecaster(self, ids: Tensor, work: ModelWork) -> StepForecaster:
+        rows, sequence = ids.shape
+
+        def cut(parts: int) -> StageModel:
+            tokens = [len(part) * sequence for part in ids.tensor_split(parts)]
+            return work.costs(tokens, sequence, self._gradients)
+
+        return StepForecaster(cut, rows, self._alone)
+
     def _ps_with(self, devices: Mapping[int, DeviceRates]) -> PsCompute:
         """Return the PS's speed in a step, of which its own device may be one of `devices`."""
         has_own = not self._runtime.own_devices().isdisjoint(devices)
@@ -219,15 +238,9 @@ class StagePlans:
             self._say(f"{then}: {why}")
             return None
         began_s = time.perf_counter()
-        rows, sequence = ids.shape
-
-        def cut(parts: int) -> StageModel:
-            tokens = [len(part) * sequence for part in ids.tensor_split(parts)]
-            return work.costs(tokens, sequence, self._gradients)
-
-        forecaster = StepForecaster(cut, rows, self._alone)
+        forecaster = self._forecaster(ids, work)
         try:
-            forecast = forecaster.by_stages(devices, self._planner, self._ps_with(rates))
+            forecast = forecaster.by_stages(devices, self.planner, self._ps_with(rates))
         except DeviceMemoryError:
             raise
         except PlanError as error:
@@ -270,7 +283,7 @@ class StagePlans:
             return False
         trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
         memory_bytes = offered_bytes(_STATE_BYTES * trained)
-        with_s = forecaster.with_own_device(devices, found, memory_bytes, self._planner, self._ps)
+        with_s = forecaster.with_own_device(devices, found, memory_bytes, self.planner, self._ps)
         if with_s is None:
             return False
         if self._tiles is not None and with_s > forecaster.alone().step_s:

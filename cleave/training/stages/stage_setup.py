@@ -19,9 +19,8 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
-from cleave.planner.plan import Method, StateMode
+from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
-from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.job import FallbackMode, JobSpec, Packing
 from cleave.training.loop.methods import TilesForecaster
@@ -79,7 +78,6 @@ def staged_model(
         note(said)
     dtype = DType(job.dtype)
     local = job.fallback == FallbackMode.LOCAL.value
-    on_devices = job.state == StateMode.DEVICES.value
 
     def in_parts() -> ModelWork:
         with plainly():
@@ -89,12 +87,11 @@ def staged_model(
     return StagedModel(
         ModelWork(model, graphs, dtype),
         fleet.runtime,
-        plan_resident if on_devices else plan_stages,
+        plan_stages,
         ps,
         tiles=tiles if auto else None,
-        # The PS cannot repeat what devices compute with weights that only they have.
-        auditor=None if on_devices else Auditor(job.audit, open_graph=graphs_here()),
-        in_parts=None if on_devices else in_parts,
+        auditor=Auditor(job.audit, open_graph=graphs_here()),
+        in_parts=in_parts,
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,

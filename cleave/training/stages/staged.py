@@ -20,6 +20,8 @@ from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
+from cleave.planner.stages.prediction import in_seconds
+from cleave.planner.stages.resident import plan_resident
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -149,6 +151,8 @@ class StagedModel:
         self.work = work
         self.runtime = runtime
         self.resident: ResidentState | None = None
+        # Arguments of `keep_on_devices`, if a forecast will decide.
+        self._offered: tuple[Optimizer, Path | None] | None = None
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
         self._updates = False  # whether devices may do the update of this step
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
@@ -239,6 +243,8 @@ class StagedModel:
             plan = self.planned(batch)
             if isinstance(plan, NotByStages):
                 return self._not_by_stages(plan.reason)
+            if self._moves_state(batch, plan):
+                continue
             began_s = time.perf_counter()
             parts = self.cut(batch)
             x, embedded = self._embedded(batch, parts)
@@ -281,7 +287,14 @@ class StagedModel:
             self._quarantine(faults)  # no result of the step has been used, so it can be repeated
             self._begin_again()
 
-    def keep_on_devices(self, optimizer: Optimizer, folder: Path | None = None) -> None:
+    def keep_on_devices(
+        self,
+        optimizer: Optimizer,
+        folder: Path | None = None,
+        *,
+        planner: StagePlanner = plan_resident,
+        if_faster: bool = False,
+    ) -> None:
         """Let devices keep and update the weights and optimizer state of the layers.
 
         Afterwards, each step ends with `DeviceUpdates.update`, which `optimizer` calls. Before
@@ -289,6 +302,9 @@ class StagedModel:
 
         Args:
             folder: where the log of steps is; None to keep it in memory.
+            planner: plans the stages from now on.
+            if_faster: whether to do so only if the next step, with the devices that are then
+                connected, is predicted to be faster.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -298,6 +314,11 @@ class StagedModel:
                 "devices cannot keep the layers' state if a server on Ray trains the model; use "
                 "--state server"
             )
+        if if_faster:
+            self._offered = optimizer, folder
+            return
+        self.plans.planner, self._in_parts = planner, None
+        self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for
         self._note(
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
@@ -306,6 +327,30 @@ class StagedModel:
             self.work, optimizer, folder, self.runtime.now(), self._say
         )
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
+
+    def _moves_state(self, batch: Rows, plan: StagePlan) -> bool:
+        """Let devices keep the state if that was offered and is predicted to be faster."""
+        offered, self._offered = self._offered, None
+        if offered is None:
+            return False
+        forecast = self.plans.with_state_on_devices(batch.ids, self.work)
+        usual_s = in_seconds(plan.step_s)
+        if forecast.refused or forecast.step_s >= plan.step_s:
+            why = forecast.refused or f"{in_seconds(forecast.step_s)} otherwise"
+            self._say(f"weights and optimizer state stay on the server: {usual_s} a step, {why}")
+            return False
+        try:
+            self.keep_on_devices(*offered)
+        except UsageError as error:
+            self._say(f"weights and optimizer state stay on the server: {error}")
+            return False
+        self._say(
+            f"weights and optimizer state stay on devices: {in_seconds(forecast.step_s)} a step "
+            f"predicted, instead of {usual_s}"
+        )
+        self.runtime.end_steps()
+        self.plans.plan = None
+        return True
 
     def sync(self) -> None:
         """Fetch the weights and optimizer state of the layers from devices.
