@@ -13,7 +13,7 @@ from filelock import FileLock
 from playwright.sync_api import Browser
 
 from tests.integration.processes import server
-from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
+from tests.web.browser import ABOUT, CHROMIUM, TITLE, WEB_CLIENT, build_lab, chromium
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +42,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A server for all tests that need none of their own: its first job takes seconds to begin."""
-    with server(tmp_path_factory.mktemp("lasting")) as place:
+    options = ("--title", TITLE, "--about", ABOUT)
+    with server(tmp_path_factory.mktemp("lasting"), *options) as place:
         yield place
 
 

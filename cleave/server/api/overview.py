@@ -109,6 +109,8 @@ class ServerFacts:
     verify: str = ""  # in the format of `cleave serve --verify`
     egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
+    title: str = ""  # who asks for devices, for their owners
+    about: str = ""  # what the devices train, for their owners
 
 
 @dataclass(frozen=True, slots=True)

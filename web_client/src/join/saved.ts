@@ -17,6 +17,7 @@ export interface Contribution {
 }
 
 const LATEST = "cleave.latest";
+const HELPING = "cleave.helping";
 
 /** What `hello` carries: a credential, and a code in reserve. */
 export interface Keys {
@@ -27,10 +28,25 @@ export interface Keys {
 /** Reads and writes the browser's storage, which may be full or forbidden: then nothing is kept. */
 export class Saved {
   readonly #storage: Storage | null;
+  readonly #tab: Storage | null;
 
-  /** @param storage `localStorage`, or null where the browser forbids it */
-  constructor(storage: Storage | null) {
+  /**
+   * @param storage `localStorage`, or null where the browser forbids it
+   * @param tab `sessionStorage`, which a reload keeps, or null where the browser forbids it
+   */
+  constructor(storage: Storage | null, tab: Storage | null = null) {
     this.#storage = storage;
+    this.#tab = tab;
+  }
+
+  /** Whether the owner has started this tab and not stopped it: it continues after a reload. */
+  get helping(): boolean {
+    return this.#tab?.getItem(HELPING) === "yes";
+  }
+
+  set helping(helping: boolean) {
+    if (helping) kept(this.#tab, HELPING, "yes");
+    else this.#tab?.removeItem(HELPING);
   }
 
   /** The device of an invitation's server; of the latest server, if the invitation names none. */

@@ -23,7 +23,7 @@ export function said({ notice }: Status): Said {
     case State.DRAINING:
       return { headline: "Finishing what it was given", detail: notice.reason };
     case State.PAUSED:
-      return { headline: "Paused", detail: `${notice.reason} It goes on by itself.` };
+      return { headline: "Paused", detail: notice.reason };
     case State.WAITING:
       return {
         headline: "Not connected",
