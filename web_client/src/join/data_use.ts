@@ -32,7 +32,8 @@ export const STANDARD_CAP: DataCap = { bytes: 2e9, span: Span.DAY };
 /** The longest time between two reports that counts: a phone may sleep in between. */
 const LONGEST_S = 5;
 
-const WHEN: { readonly [S in Span]: string } = {
+/** Each span as people name the one that is now. */
+export const WHEN: { readonly [S in Span]: string } = {
   [Span.HOUR]: "in this hour",
   [Span.DAY]: "today",
   [Span.MONTH]: "in this month",
@@ -66,7 +67,7 @@ export function readCap(cap: unknown): DataCap | null {
 /** Why no more data may be used now and when it may, for people; null if it may. */
 export function overCap(cap: DataCap | null, used: number, now: Date): string | null {
   if (!cap || used < cap.bytes) return null;
-  const limit = `Your limit of ${quantity(cap.bytes, "B")} ${WHEN[cap.span]} is reached.`;
+  const limit = `Your limit of ${amount(cap)} ${WHEN[cap.span]} is reached.`;
   return `${limit} Work continues ${nextSpan(cap.span, now)}, or with a higher limit.`;
 }
 
@@ -78,9 +79,9 @@ function nextSpan(span: Span, now: Date): string {
   return `on ${next.toLocaleDateString("en-GB", { day: "numeric", month: "long" })}`;
 }
 
-/** How much of a limit is used, for people. */
-export function ofCap(cap: DataCap, used: number): string {
-  return `${quantity(used, "B")} of ${quantity(cap.bytes, "B")} ${WHEN[cap.span]}`;
+/** The amount of a limit, for people, e.g. `2 GB`. */
+export function amount({ bytes }: DataCap): string {
+  return quantity(bytes, "B").replace(/\.0+ /, " ");
 }
 
 /** Counts over all spans, also over several visits; the limit may be set at any time. */

@@ -44,6 +44,7 @@ function Page({ saved, kernel }: PageProps) {
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0 });
   const [project, setProject] = useState(UNKNOWN);
+  const [share, setShare] = useState("");
   const [fault, setFault] = useState("");
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
@@ -91,11 +92,15 @@ function Page({ saved, kernel }: PageProps) {
   const bytes_per_s = bytesPerSecond(samples);
   const working = status?.notice.state === State.WORKING;
   useEffect(() => {
-    const ask = () =>
-      void askProject().then((told) => setProject((before) => (told === UNKNOWN ? before : told)));
-    ask();
-    if (!working) return undefined;
-    const timer = setInterval(ask, ASK_S * 1000);
+    const ask = async () => {
+      const told = await askProject();
+      if (told === null) return;
+      setProject(told);
+      setShare(shareOfToday(meter.of(Span.DAY).flops, told, new Date()));
+    };
+    if (status === null) void ask();
+    if (!working) return undefined; // there may be no server to ask
+    const timer = setInterval(() => void ask(), ASK_S * 1000);
     return () => clearInterval(timer);
   }, [working]);
   const latest = useRef({ server, contribution, bytes_per_s });
@@ -160,13 +165,16 @@ function Page({ saved, kernel }: PageProps) {
       }}
     />
   );
+  const enter = (typed: string) => {
+    location.hash = typedFragment(typed);
+  };
   if (fault) return <Fault text={fault} />;
   if (status) {
     return (
       <>
         <Running
           status={status}
-          share={shareOfToday(today.flops, project, new Date())}
+          share={share}
           today={today}
           flops_per_s={flopsPerSecond(samples)}
           bytes_per_s={bytes_per_s}
@@ -179,14 +187,13 @@ function Page({ saved, kernel }: PageProps) {
             link.current?.stop();
           }}
           again={start}
+          enter={enter}
         />
         {running ? <section class="card">{choices}</section> : null}
       </>
     );
   }
-  if (!saved.keys(invitation)) {
-    return <NoCode enter={(typed) => (location.hash = typedFragment(typed))} />;
-  }
+  if (!saved.keys(invitation)) return <NoCode enter={enter} />;
   return (
     <Ready
       host={location.host}

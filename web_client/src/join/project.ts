@@ -10,7 +10,7 @@ export interface Project {
   readonly hours: readonly (readonly [number, number])[];
 }
 
-/** Before the server answered, or where it does not. */
+/** Before the server has answered. */
 export const UNKNOWN: Project = { title: "", about: "", hours: [] };
 
 const HOUR_MS = 3_600_000;
@@ -22,13 +22,13 @@ export function readProject(answer: unknown): Project {
   return { title: text(title), about: text(about), hours };
 }
 
-/** Ask the server of this page; `UNKNOWN` if it does not answer. */
-export async function askProject(): Promise<Project> {
+/** Ask the server of this page; null if it does not answer. */
+export async function askProject(): Promise<Project | null> {
   try {
     const answer = await fetch("project.json", { cache: "no-store" });
-    return answer.ok ? readProject(await answer.json()) : UNKNOWN;
+    return answer.ok ? readProject(await answer.json()) : null;
   } catch {
-    return UNKNOWN; // the connection is lost, which the device reports
+    return null; // the connection is lost, which the device reports
   }
 }
 
@@ -42,7 +42,7 @@ export function shareOfToday(flops: number, { hours }: Project, now: Date): stri
   const today = hours.filter(([hour]) => hour * HOUR_MS >= midnight);
   const all = today.reduce((sum, [, each]) => sum + each, 0);
   if (all <= 0 || flops <= 0) return "";
-  const percent = Math.min(100, (100 * flops) / all); // the server counts some seconds later
+  const percent = Math.min(100, (100 * flops) / all); // the server's counts may be older
   if (percent < 1) return "less than 1 %";
   return `${Math.round(percent)} %`;
 }

@@ -6,7 +6,15 @@ import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import { count, quantity } from "../ui/figures";
 import type { Conditions, Switches } from "./conditions";
-import { type Counted, type DataCap, ofCap, readGigabytes, Span, STANDARD_CAP } from "./data_use";
+import {
+  amount,
+  type Counted,
+  type DataCap,
+  readGigabytes,
+  Span,
+  STANDARD_CAP,
+  WHEN,
+} from "./data_use";
 import type { Project } from "./project";
 import type { Contribution } from "./saved";
 import type { Load } from "./sensors";
@@ -21,22 +29,35 @@ const CHOICES: { readonly [K in keyof Switches]: string } = {
 };
 
 /** There is no code in the address, and none was used here before. */
-export function NoCode({ enter }: { readonly enter: (typed: string) => void }) {
-  const [typed, setTyped] = useState("");
+export function NoCode({ enter }: CodeProps) {
   return (
-    <form
-      class="card stack"
-      onSubmit={(event) => {
-        event.preventDefault();
-        enter(typed);
-      }}
-    >
+    <section class="card stack">
       <h1>This page needs a join code</h1>
       <p>
         Scan the QR code or open the link that the server prints. Or type the code here. The person
         who runs the server makes codes with <code>cleave pair</code>. A code admits one device and
         is valid for some minutes.
       </p>
+      <CodeForm enter={enter} />
+    </section>
+  );
+}
+
+interface CodeProps {
+  /** Called with what was typed: a code, or a link that holds one. */
+  readonly enter: (typed: string) => void;
+}
+
+function CodeForm({ enter }: CodeProps) {
+  const [typed, setTyped] = useState("");
+  return (
+    <form
+      class="stack"
+      onSubmit={(event) => {
+        event.preventDefault();
+        enter(typed);
+      }}
+    >
       <label class="field">
         <span>Join code or link</span>
         <input
@@ -116,7 +137,7 @@ export function Ready(props: ReadyProps) {
           <li data-figure="use">
             {bytes_per_s !== null
               ? `It uses data: ${dataUse(bytes_per_s)} when it helped last.`
-              : "It uses data, on a fast network gigabytes an hour: better over Wi-Fi."}
+              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}
           </li>
           <li>It gets warm; the browser keeps it within its limits.</li>
         </ul>
@@ -255,9 +276,8 @@ function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap |
   );
 }
 
-/** What a use of data comes to, for people; a dash where it is not known. */
-function dataUse(bytes_per_s: number | null): string {
-  if (bytes_per_s === null) return "–";
+/** A use of data, for people. */
+function dataUse(bytes_per_s: number): string {
   return `${quantity(60 * bytes_per_s, "B")} a minute, ${quantity(3600 * bytes_per_s, "B")} an hour`;
 }
 
@@ -277,11 +297,12 @@ export interface RunningProps {
   readonly hot: boolean;
   readonly stop: () => void;
   readonly again: () => void;
+  readonly enter: CodeProps["enter"];
 }
 
 /** While it works, and after. */
 export function Running(props: RunningProps) {
-  const { status, share, today, bytes_per_s, cap, hot, stop, again } = props;
+  const { status, share, today, bytes_per_s, cap, hot, stop, again, enter } = props;
   const { headline, detail } = said(status);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
@@ -296,27 +317,39 @@ export function Running(props: RunningProps) {
           You did <strong>{share}</strong> of today's training.
         </p>
       )}
-      <dl class="figures">
-        <Figure name="Helped today" value={minutes(today.seconds)} id="minutes" />
-        {cap === null || cap.cap.span !== Span.DAY ? (
-          <Figure name="Data today" value={quantity(today.bytes, "B")} id="today" />
-        ) : null}
-        {cap === null ? null : (
-          <Figure name="Of your limit" value={ofCap(cap.cap, cap.used)} id="cap" />
-        )}
-        {hot ? <Figure name="Device" value="hot" id="hot" /> : null}
-        {over ? null : <Figure name="Data now" value={dataUse(bytes_per_s)} id="use" wide />}
-      </dl>
-      {over ? (
-        needsCode(code) ? null : (
-          <button type="button" class="button primary wide" onClick={again}>
-            Join again
-          </button>
-        )
+      {needsCode(code) ? (
+        <CodeForm enter={enter} />
       ) : (
-        <button type="button" class="button wide" onClick={stop}>
-          {state === State.DRAINING ? "Stop at once" : "Stop"}
-        </button>
+        <>
+          <dl class="figures">
+            <Figure name="Helped today" value={minutes(today.seconds)} id="minutes" />
+            {cap === null ? (
+              <Figure name="Data today" value={quantity(today.bytes, "B")} id="today" />
+            ) : (
+              <Figure
+                name={`Data ${WHEN[cap.cap.span]}`}
+                value={quantity(cap.used, "B")}
+                note={`of ${amount(cap.cap)}`}
+                id="cap"
+              />
+            )}
+            {hot ? <Figure name="Device" value="hot" id="hot" /> : null}
+          </dl>
+          {state === State.WORKING && bytes_per_s !== null ? (
+            <p class="soft small" data-figure="use">
+              It uses {dataUse(bytes_per_s)} now.
+            </p>
+          ) : null}
+          {over ? (
+            <button type="button" class="button primary wide" onClick={again}>
+              Join again
+            </button>
+          ) : (
+            <button type="button" class="button wide" onClick={stop}>
+              {state === State.DRAINING ? "Stop at once" : "Stop"}
+            </button>
+          )}
+        </>
       )}
       <Details {...props} />
     </section>
@@ -328,7 +361,7 @@ function Details({ status, flops_per_s, contribution, load }: RunningProps) {
   const { counts, notice } = status;
   const over = notice.state === State.ENDED;
   return (
-    <details class="stack">
+    <details>
       <summary>Details</summary>
       <dl class="figures">
         <Figure name="Blocks multiplied" value={count(counts.blocks)} id="blocks" />
@@ -352,7 +385,7 @@ function Details({ status, flops_per_s, contribution, load }: RunningProps) {
 
 /** A span of time in whole minutes, e.g. `42 min`, `1 h 5 min`. */
 function minutes(seconds: number): string {
-  if (seconds < 60) return "less than a minute";
+  if (seconds < 60) return "under 1 min";
   const whole = Math.floor(seconds / 60);
   return whole < 60 ? `${whole} min` : `${Math.floor(whole / 60)} h ${whole % 60} min`;
 }
@@ -361,14 +394,17 @@ interface FigureProps {
   readonly name: string;
   readonly value: string;
   readonly id: string;
+  readonly note?: string;
   readonly wide?: boolean;
 }
 
-function Figure({ name, value, id, wide = false }: FigureProps) {
+function Figure({ name, value, id, note = "", wide = false }: FigureProps) {
   return (
     <div class={wide ? "row" : ""}>
       <dt>{name}</dt>
-      <dd data-figure={id}>{value}</dd>
+      <dd data-figure={id}>
+        {value} {note === "" ? null : <span class="note">{note}</span>}
+      </dd>
     </div>
   );
 }

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import {
+  amount,
   DataMeter,
-  ofCap,
   overCap,
   readCap,
   readGigabytes,
@@ -72,7 +72,12 @@ test("a limit is said when it is reached, and what is no limit is none", () => {
   expect(over(Span.DAY)).toContain("Work continues at midnight, or");
   expect(over(Span.MONTH)).toContain("Work continues on 1 January, or");
   expect(overCap(null, 1e15, now)).toBeNull();
-  expect(ofCap(cap, 120e6)).toBe("120 MB of 500 MB in this hour");
+  expect([2e9, 2.5e9, 100e9, 1].map((bytes) => amount({ ...cap, bytes }))).toEqual([
+    "2 GB",
+    "2.50 GB",
+    "100 GB",
+    "1 B",
+  ]);
   expect(readCap({ bytes: 5e9, span: "day" })).toEqual({ bytes: 5e9, span: Span.DAY });
   for (const none of [null, 3, {}, { bytes: NaN, span: "day" }, { bytes: 1, span: "year" }]) {
     expect(readCap(none)).toBeNull();

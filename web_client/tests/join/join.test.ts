@@ -114,7 +114,7 @@ test("conditions stop the work, and only those that the browser can tell are off
   const unplugged = { ...around, battery: { level: 0.9, charging: false } };
   expect(why({ ...STANDARD, unplugged: true }, unplugged)).toContain("plugged in");
   expect(why(STANDARD, charging, 1.9e9)).toBeNull();
-  expect(why(STANDARD, charging, 2e9)).toContain("limit of 2.00 GB today");
+  expect(why(STANDARD, charging, 2e9)).toContain("limit of 2 GB today");
 });
 
 test("a share of today's training counts the hours since midnight", () => {
