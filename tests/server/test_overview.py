@@ -124,11 +124,13 @@ def overview(fleet: Fleet, clock: Clock) -> Overview:
     return overview_of(fleet, clock)
 
 
-def overview_of(fleet: Fleet, clock: Clock, *card: float | None) -> Overview:
+def overview_of(
+    fleet: Fleet, clock: Clock, egress: float | None = None, ingress: float | None = None
+) -> Overview:
     """An overview of a fleet, of a server whose network card sends and takes in so fast."""
     profiles = load_profiles()
     made = Overview(
-        ServerFacts("1.2", "box", "auto", *card),
+        ServerFacts("1.2", "box", "auto", egress, ingress),
         EventLog(clock),
         profiles,
         EnergyMeter(profiles.values(), load_typical(), load_grid("DEU")),
