@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> None:
     One worker at a time: a build would take away the pages that another worker's server shows.
     """
     _needs_node_and_browser()
+    where = "import cleave.server, pathlib; print(pathlib.Path(cleave.server.__file__).parents[2])"
+    imported = subprocess.run(
+        [sys.executable, "-c", where],
+        cwd=tmp_path_factory.getbasetemp(), capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    if Path(imported).resolve() != WEB_CLIENT.parent.resolve():
+        pytest.fail(
+            f"servers run the code and the pages in {imported}, but these tests are in "
+            f"{WEB_CLIENT.parent}: set PYTHONPATH to that folder, or unset it"
+        )
     with FileLock(tmp_path_factory.getbasetemp().parent / "pages.lock"):
         subprocess.run(["make", "--silent", "web"], cwd=WEB_CLIENT.parent, check=True)
 
