@@ -47,16 +47,23 @@ export function JobView(props: {
           value={seconds(recent?.step_s ?? null)}
           note="median of the last steps"
         />
-        <Figure name="of it PS" value={seconds(recent?.ps_s ?? null)} note={part(recent, "ps_s")} />
         <Figure
-          name="of it fleet"
+          name="On the server"
+          value={seconds(recent?.ps_s ?? null)}
+          note={part(recent, "ps_s")}
+          about="Time of a step in which the server computes: the loss, the update of the weights, and what it does not give to devices."
+        />
+        <Figure
+          name="On devices"
           value={seconds(recent?.fleet_s ?? null)}
           note={part(recent, "fleet_s")}
+          about="Time of a step in which the server waits for devices: they receive, compute and send."
         />
         <Figure
           name="Traffic"
           value={recent?.traffic_ratio == null ? "–" : `${recent.traffic_ratio.toFixed(2)} ×`}
           note="of the least possible"
+          about="Bytes sent and received in a step, divided by the fewest that this step needs."
         />
       </dl>
       {job.step_records.length > 0 ? (
@@ -114,7 +121,7 @@ function TimeChart(props: { readonly job: JobModel }) {
   const summary =
     recent === null
       ? "No step yet."
-      : `In the last steps ${seconds(recent.ps_s)} for the PS and ${seconds(recent.fleet_s)} for the fleet.`;
+      : `In the last steps ${seconds(recent.ps_s)} for the server and ${seconds(recent.fleet_s)} for the devices.`;
   return (
     <Chart
       title={clock === "virtual" ? "Step time, fleet on its virtual clock" : "Step time"}
@@ -124,9 +131,14 @@ function TimeChart(props: { readonly job: JobModel }) {
       most={most}
       axisText={seconds}
       series={[
-        { label: "PS", colour: "soft", fill: "line", value: (i) => seconds(data[1][i] ?? null) },
         {
-          label: "waiting for the fleet",
+          label: "server",
+          colour: "soft",
+          fill: "line",
+          value: (i) => seconds(data[1][i] ?? null),
+        },
+        {
+          label: "waiting for devices",
           colour: "accent",
           fill: "accentSoft",
           value: (i) => seconds((data[2][i] ?? 0) - (data[1][i] ?? 0)),
@@ -142,7 +154,7 @@ function fourDigits(value: number): string {
 
 function part(recent: Pace | null, of: "ps_s" | "fleet_s"): string {
   if (recent === null || recent.ps_s + recent.fleet_s <= 0) return "–";
-  return percent(recent[of] / (recent.ps_s + recent.fleet_s));
+  return `${percent(recent[of] / (recent.ps_s + recent.fleet_s))} of a step`;
 }
 
 function stateTone(state: string): string {
