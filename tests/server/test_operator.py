@@ -28,6 +28,8 @@ from cleave.server.store.writer import StoreWriter
 from cleave.transport.connection import Connection, ConnectionLostError
 from tests.integration.processes import until
 from tests.memory_link import memory_link
+from tests.server.clocks import Clock
+from tests.server.test_overview import Fleet, overview_of
 
 PATIENCE_S = 60.0
 HELLO = messages.Hello(role=Role.OPERATOR)
@@ -133,6 +135,43 @@ def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:
 
     in_time(scenario())
     assert jobs.ahead(first) == []
+
+
+@pytest.mark.parametrize("level", list(AccessLevel))
+def test_an_overview_lists_the_queue_and_says_whether_the_client_may_change_it(
+    level: AccessLevel, jobs: Jobs
+) -> None:
+    clock = Clock()
+    overview = overview_of(Fleet(clock), clock)
+    overview.jobs = jobs
+    first = jobs.submit({"job": {"model": "opt-tiny"}, "name": "night"})
+    until(lambda: first.is_running and first.records)
+    for _ in range(2):
+        jobs.submit({"job": {"model": "opt-tiny"}})
+    jobs.pause("job-2")
+    jobs.resume("job-2")  # it begins after job-3 now
+
+    async def scenario() -> None:
+        sessions = OperatorSessions(overview=overview)
+        sessions.jobs = jobs
+        link, there = memory_link()
+        session = asyncio.create_task(sessions.serve(there, HELLO, level))
+        assert isinstance(await heard(link), messages.Welcome)
+        await said(link, messages.Request(1, "overview", {}))
+        reply = await heard(link)
+        assert isinstance(reply, messages.Reply)
+        assert reply.data["operator"] is (level is AccessLevel.OPERATOR)
+        rows = reply.data["jobs"]
+        assert [(row["job"], row["state"]) for row in rows] == [
+            ("job-1", "running"),
+            ("job-3", "queued"),
+            ("job-2", "queued"),
+        ]
+        assert (rows[0]["name"], rows[0]["step"], rows[0]["loss"]) == ("night", 0, None)
+        await link.close()
+        await session
+
+    in_time(scenario())
 
 
 @pytest.mark.parametrize("bye", [True, False])

@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -79,6 +80,7 @@ EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 MAX_DEVICES_BYTES: Final = 400_000
 MAX_RECORDS_BYTES: Final = 350_000
 MAX_RECORDS: Final = 500
+MAX_JOBS: Final = 30
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
@@ -88,6 +90,7 @@ _ROW_BYTES: Final = 173  # maximum size of a device's row without its name and r
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 _MAX_REASON: Final = 120
+_MAX_JOB_NAME: Final = 50
 
 
 class Live(Protocol):
@@ -235,6 +238,7 @@ class Overview:
             "saved": asdict(counters.saved),
             "rates": _fleet_rates(before, now),
             "job": self._job(question, live.progress()),
+            "jobs": [_job_row(job) for job in self._latest_jobs()],
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
             "stages": stages_answer(manager.stages.view()),
@@ -295,6 +299,11 @@ class Overview:
             "tasks": [progress.done, progress.of] if progress and job.is_running else None,
             "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
+
+    def _latest_jobs(self) -> list[TrainingJob]:
+        """Return the latest jobs of this process: ended jobs first, then queued jobs in order."""
+        jobs = self.jobs.all()[-MAX_JOBS:] if self.jobs is not None else []
+        return sorted(jobs, key=lambda job: job.place if job.is_due else 0)
 
     def _wanted(self, id: str) -> TrainingJob | None:
         """Return job `id` or, if `id` is empty, the running job or else the last started job."""
@@ -444,6 +453,20 @@ def _joined(live: Live) -> list[Session]:
     """Return the sessions of the devices whose `hello` the server has accepted."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
+
+
+def _job_row(job: TrainingJob) -> Answer:
+    last = next((r for r in reversed(job.records) if r.get("event") == "step"), {})
+    name = str(job.arguments.get("name") or PurePath(job.run_folder).name)
+    return {
+        "job": job.id,
+        "name": name[:_MAX_JOB_NAME],
+        "model": job.model[:_MAX_JOB_NAME],
+        "state": job.state.value,
+        "steps": job.steps,
+        "step": last.get("step", 0),
+        "loss": last.get("loss"),
+    }
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

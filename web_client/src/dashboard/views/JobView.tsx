@@ -11,12 +11,13 @@ import { Chart } from "./Chart";
 import { Figure } from "./Figure";
 import { GemmChart } from "./GemmChart";
 import { stepOf } from "./Headline";
-import { lossLines } from "./lossLines";
+import { lossLines, type OtherJob } from "./lossLines";
 
 export function JobView(props: {
   readonly job: JobModel | null;
   readonly gemms: readonly FinishedGemm[];
   readonly devices: number;
+  readonly others: readonly OtherJob[];
 }) {
   const { job } = props;
   if (job === null) return <NoJob devices={props.devices} />;
@@ -68,7 +69,7 @@ export function JobView(props: {
       </dl>
       {job.step_records.length > 0 ? (
         <div class="charts">
-          <LossChart job={job} />
+          <LossChart job={job} others={props.others} />
           <TimeChart job={job} />
           {props.gemms.length > 1 && <GemmChart gemms={props.gemms} />}
         </div>
@@ -103,11 +104,11 @@ function NoJob(props: { readonly devices: number }) {
   );
 }
 
-function LossChart(props: { readonly job: JobModel }) {
+function LossChart(props: { readonly job: JobModel; readonly others: readonly OtherJob[] }) {
   const { step_records, eval_records, largest_difference } = props.job;
   const lines = useMemo(
-    () => lossLines(step_records, eval_records, largest_difference),
-    [step_records, eval_records, largest_difference],
+    () => lossLines(step_records, eval_records, largest_difference, props.others),
+    [step_records, eval_records, largest_difference, props.others],
   );
   return <Chart title="Loss" axisText={fourDigits} {...lines} />;
 }
