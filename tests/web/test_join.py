@@ -133,6 +133,10 @@ def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
         expect_accessible(page)
         page.reload()  # after a stop it asks again
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        page.evaluate("(hash) => history.replaceState(null, '', hash)", "#c=ANOTHER")
+        page.reload()  # with another code as well
         assert page.get_by_role("heading", name="Help again").is_visible()
 
 

@@ -128,7 +128,7 @@ function Page({ saved, kernel }: PageProps) {
   const start = () => {
     const keys = saved.keys(invitation);
     if (!keys) return;
-    saved.helping = true;
+    saved.helping = location.hash;
     link.current?.close();
     setSamples([]);
     meter.begin();
@@ -137,7 +137,7 @@ function Page({ saved, kernel }: PageProps) {
       status: (latest) => {
         setStatus(latest);
         meter.count(latest.counts, latest.notice.state === State.WORKING);
-        if (latest.notice.state === State.ENDED) saved.helping = false;
+        if (latest.notice.state === State.ENDED) saved.helping = null;
         const sample = { at_s: performance.now() / 1000, counts: latest.counts };
         setSamples((samples) => withSample(samples, sample));
       },
@@ -145,6 +145,7 @@ function Page({ saved, kernel }: PageProps) {
         // The code is used: it has no business in the address bar and the history any more.
         if (!saved.keep({ server, credential })) return;
         history.replaceState(null, "", location.pathname + location.search + usedFragment(server));
+        if (saved.helping !== null) saved.helping = location.hash;
         setInvitation({ code: "", server });
       },
       failed: setFault,
@@ -152,7 +153,7 @@ function Page({ saved, kernel }: PageProps) {
   };
 
   useEffect(() => {
-    if (saved.helping) start(); // the page was reloaded while it worked
+    if (saved.helping === location.hash) start(); // the page was reloaded while it worked
   }, []);
 
   const choices = (
@@ -183,7 +184,7 @@ function Page({ saved, kernel }: PageProps) {
           load={sensors.load}
           hot={around.hot === true}
           stop={() => {
-            saved.helping = false;
+            saved.helping = null;
             link.current?.stop();
           }}
           again={start}

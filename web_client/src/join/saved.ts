@@ -39,14 +39,17 @@ export class Saved {
     this.#tab = tab;
   }
 
-  /** Whether the owner has started this tab and not stopped it: it continues after a reload. */
-  get helping(): boolean {
-    return this.#tab?.getItem(HELPING) === "yes";
+  /**
+   * The address's fragment with which the owner has started this tab, and not stopped it: it
+   * continues after a reload. Null where the owner has to be asked.
+   */
+  get helping(): string | null {
+    return this.#tab?.getItem(HELPING) ?? null;
   }
 
-  set helping(helping: boolean) {
-    if (helping) kept(this.#tab, HELPING, "yes");
-    else this.#tab?.removeItem(HELPING);
+  set helping(fragment: string | null) {
+    if (fragment === null) this.#tab?.removeItem(HELPING);
+    else kept(this.#tab, HELPING, fragment);
   }
 
   /** The device of an invitation's server; of the latest server, if the invitation names none. */

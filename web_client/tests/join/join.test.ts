@@ -136,12 +136,15 @@ test("a share of today's training counts the hours since midnight", () => {
 test("a reload goes on where the owner had started, in this tab only", () => {
   const tab = storage();
   const saved = new Saved(storage(), tab);
-  expect(saved.helping).toBe(false);
-  saved.helping = true;
-  expect(new Saved(storage(), tab).helping).toBe(true);
-  expect(new Saved(storage(), storage()).helping).toBe(false);
-  saved.helping = false;
-  expect(new Saved(storage(), tab).helping).toBe(false);
+  expect(saved.helping).toBeNull();
+  saved.helping = "";
+  expect(new Saved(storage(), tab).helping).toBe("");
+  saved.helping = "#s=SERVER";
+  expect(new Saved(storage(), tab).helping).toBe("#s=SERVER");
+  expect(new Saved(storage(), storage()).helping).toBeNull();
+  saved.helping = null;
+  expect(new Saved(storage(), tab).helping).toBeNull();
+  expect(new Saved(storage()).helping).toBeNull();
 });
 
 test("a code is typed alone or in its link", () => {
