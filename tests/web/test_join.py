@@ -182,6 +182,12 @@ def test_a_used_code_and_what_is_missing_are_explained(
         )
         assert "has been used already" in second.get_by_role("status").inner_text()
         expect_accessible(second)
+        second.get_by_label("Join code or link").fill(url)  # the same again
+        second.get_by_role("button", name="Use this code").click()
+        second.get_by_role("button", name="Start helping").click()
+        second.get_by_role("heading", name="does not let this device in").wait_for(
+            timeout=PATIENCE_MS
+        )
         second.goto(url.partition("#")[0] + "#c=ANOTHER")  # reloads nothing
         second.get_by_role("button", name="Start helping").wait_for()
     with visit(browser) as third:

@@ -28,7 +28,7 @@ export function usedFragment(server: string): string {
   return server ? `#s=${encodeURIComponent(server)}` : "";
 }
 
-/** The fragment for what a person typed or pasted: a whole join link, or a code alone. */
+/** The fragment for what a person typed or pasted: a code, or a join URL with its fragment. */
 export function typedFragment(typed: string): string {
   const at = typed.indexOf("#");
   return at >= 0 ? typed.slice(at).trim() : `#c=${encodeURIComponent(typed.trim())}`;

@@ -167,7 +167,12 @@ function Page({ saved, kernel }: PageProps) {
     />
   );
   const enter = (typed: string) => {
-    location.hash = typedFragment(typed);
+    const link = typed.trim();
+    if (/^https?:\/\//.test(link))
+      location.href = link; // it may lead to another server
+    else location.hash = typedFragment(link);
+    setInvitation(readInvitation(location.hash));
+    setStatus(null);
   };
   if (fault) return <Fault text={fault} />;
   if (status) {
