@@ -21,6 +21,7 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
+from cleave.server.api.overview import Question
 from cleave.server.jobs.jobs import Jobs
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
@@ -108,8 +109,18 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     later = JobHistory(store, writer, time.time)  # as after SIGKILL
     assert [job.state for job in later.all()] == ["interrupted", "paused", "interrupted"]
     again = Jobs(None, Runner({"event": "note"}), later)  # type: ignore[arg-type]
+    clock = Clock()
+    overview = overview_of(Fleet(clock), clock)
+    overview.jobs = again
+    rows = overview.answer(Question())["jobs"]
+    assert [(row["job"], row["state"], row["earlier"]) for row in rows] == [
+        ("job-1", "interrupted", True),
+        ("job-2", "paused", True),
+        ("job-3", "interrupted", True),
+    ]
     for number in (2, 3):
         assert again.resume(f"{number}").arguments == wanted
+    assert [row["earlier"] for row in overview.answer(Question())["jobs"]] == [True, False, False]
     runner.ends.set()
     for each in (jobs, again):
         each.close(0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,15 @@ def test_an_operator_compares_pauses_resumes_and_stops_jobs_from_the_page(
         page.on("dialog", lambda dialog: dialog.accept())
         operator = ("--server", place["operator_url"])
         url = apart("dashboard", "--operator", "--no-qr", *operator).stdout.strip()
-        train = ("train", "--model", "opt-nano", "--data", str(corpus_file), *operator)
-        train += ("--batch", "1", "--seq", "16", "--method", "local", "--json")
+        sizes = ("--batch", "1", "--seq", "16", "--method", "local", "--json")
+        train = ("train", "--model", "opt-nano", "--data", str(corpus_file), *operator, *sizes)
         with started(*train, "--steps", "5", "--name", "short") as (short, _):
             assert short.wait(PATIENCE_S) == 0
-        with (
-            started(*train, "--steps", "100000", "--name", "long") as (_, steps),
-            started(*train, "--steps", "5", "--name", "next"),
-        ):
+        with ExitStack() as running:
+            long_job = (*train, "--steps", "100000", "--name", "long")
+            _, steps = running.enter_context(started(*long_job))
             wait_for_event(steps, "step")
+            running.enter_context(started(*train, "--steps", "5", "--name", "next"))
             page.goto(url)
             rows = page.locator("table.jobs tbody tr")
             expect(rows).to_have_count(3, timeout=PATIENCE_MS)

@@ -28,6 +28,7 @@ from cleave.server.auth.access import Clocks
 from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, TrainingJob
+from cleave.server.store.store import StoredJob
 from profiles.device_profile import DeviceProfile
 
 WINDOW_S: Final = 10.0
@@ -238,7 +239,7 @@ class Overview:
             "saved": asdict(counters.saved),
             "rates": _fleet_rates(before, now),
             "job": self._job(question, live.progress()),
-            "jobs": [_job_row(job) for job in self._latest_jobs()],
+            "jobs": self._job_rows(),
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
             "stages": stages_answer(manager.stages.view()),
@@ -300,10 +301,13 @@ class Overview:
             "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
 
-    def _latest_jobs(self) -> list[TrainingJob]:
-        """Return the latest jobs of this process: ended jobs first, then queued jobs in order."""
-        jobs = self.jobs.all()[-MAX_JOBS:] if self.jobs is not None else []
-        return sorted(jobs, key=lambda job: job.place if job.is_due else 0)
+    def _job_rows(self) -> list[Answer]:
+        """Describe the latest jobs: ended jobs first, then queued jobs in their order."""
+        if self.jobs is None:
+            return []
+        jobs = sorted(self.jobs.all(), key=lambda job: job.place if job.is_due else 0)
+        rows = [_earlier_row(job) for job in self.jobs.earlier()]
+        return (rows + [_job_row(job) for job in jobs])[-MAX_JOBS:]
 
     def _wanted(self, id: str) -> TrainingJob | None:
         """Return job `id` or, if `id` is empty, the running job or else the last started job."""
@@ -466,6 +470,20 @@ def _job_row(job: TrainingJob) -> Answer:
         "steps": job.steps,
         "step": last.get("step", 0),
         "loss": last.get("loss"),
+        "earlier": False,
+    }
+
+
+def _earlier_row(job: StoredJob) -> Answer:
+    return {
+        "job": f"job-{job.number}",
+        "name": PurePath(job.run_folder).name[:_MAX_JOB_NAME],
+        "model": job.model[:_MAX_JOB_NAME],
+        "state": job.state,
+        "steps": job.steps_in_all or None,
+        "step": job.steps,
+        "loss": job.loss,
+        "earlier": True,
     }
 
 

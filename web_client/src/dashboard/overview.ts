@@ -189,6 +189,8 @@ export interface JobRow {
   readonly step: number;
   readonly steps: number | null;
   readonly loss: number | null;
+  /** Of an earlier process of the server, which has no records of it any more. */
+  readonly earlier: boolean;
 }
 
 export interface Overview {
@@ -317,6 +319,7 @@ function readJobRow(value: unknown): JobRow {
     step: number(job.step) ?? 0,
     steps: number(job.steps),
     loss: number(job.loss),
+    earlier: truth(job.earlier),
   };
 }
 

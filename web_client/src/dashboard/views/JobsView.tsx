@@ -22,6 +22,7 @@ const CHANGES: { readonly [state: string]: readonly Change[] } = {
   paused: ["resume", "stop"],
   stopped: ["resume"],
   failed: ["resume"],
+  interrupted: ["resume"],
 };
 
 interface Props extends JobActions {
@@ -36,7 +37,6 @@ export function JobsView({ model, jobs, operator, ...actions }: Props) {
     <section class="card wide" aria-labelledby="jobs">
       <div class="title">
         <h2 id="jobs">Jobs</h2>
-        <p class="soft small end">since the server was started</p>
       </div>
       <section class="scroll" aria-label="Jobs of this server">
         <table class="plain jobs">
@@ -85,6 +85,8 @@ interface RowProps extends JobActions {
 function Row({ job, model, operator, compare, change, showLog }: RowProps) {
   const current = job.job === model.job?.job;
   const drawn = model.compared.has(job.job);
+  const possible = CHANGES[job.state] ?? [];
+  const changes = job.earlier ? possible.filter((each) => each === "resume") : possible;
   const full = model.compared.size >= OTHER_COLOURS.length;
   return (
     <tr>
@@ -97,8 +99,8 @@ function Row({ job, model, operator, compare, change, showLog }: RowProps) {
       </td>
       <td data-name="loss">{job.loss === null ? "–" : loss(job.loss)}</td>
       <td data-name="curve">
-        {current ? (
-          "shown"
+        {current || job.earlier ? (
+          <span class="soft">{current ? "shown" : "before the restart"}</span>
         ) : (
           <button
             type="button"
@@ -114,7 +116,7 @@ function Row({ job, model, operator, compare, change, showLog }: RowProps) {
       </td>
       {operator && (
         <td data-name="change" class="changes">
-          {(CHANGES[job.state] ?? []).map((each) => (
+          {changes.map((each) => (
             <button
               key={each}
               type="button"
@@ -128,9 +130,11 @@ function Row({ job, model, operator, compare, change, showLog }: RowProps) {
               <span class="spoken"> {job.job}</span>
             </button>
           ))}
-          <button type="button" class="quiet" onClick={() => showLog(job.job)}>
-            log<span class="spoken"> of {job.job}</span>
-          </button>
+          {!job.earlier && (
+            <button type="button" class="quiet" onClick={() => showLog(job.job)}>
+              log<span class="spoken"> of {job.job}</span>
+            </button>
+          )}
         </td>
       )}
     </tr>
