@@ -16,6 +16,12 @@ const LOG_RECORDS = 200;
 /** What an operator may do to a job. */
 export type Change = "stop" | "pause" | "resume";
 
+const DONE: { readonly [C in Change]: string } = {
+  stop: "stopped",
+  pause: "paused",
+  resume: "queued again",
+};
+
 /** What was asked last, and so what the next reply answers. */
 type Asked =
   | { readonly kind: "overview" }
@@ -122,7 +128,9 @@ export class Session {
     if (asked.kind === "change") {
       const { job, state } = data as { readonly [name: string]: unknown };
       const ends = state === "running" && asked.change !== "resume";
-      const what = ends ? `will ${asked.change} after its current step` : `is ${String(state)} now`;
+      const what = ends
+        ? `will ${asked.change} after its current step`
+        : `was ${DONE[asked.change]}`;
       this.dispatch({ kind: "outcome", text: `${String(job)} ${what}.` });
       return;
     }
