@@ -113,6 +113,7 @@ BENCHMARKS: Final = (
     ),
     Benchmark("smollm2", 60, left_out="needs the folder of the real model, which is not here"),
     Benchmark("dashboard_states", 20, left_out=_FIGURELESS),
+    Benchmark("join_states", 60, left_out=_FIGURELESS),
     Benchmark("screenshots", 20, left_out=_FIGURELESS),
 )  # fmt: skip
 

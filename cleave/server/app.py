@@ -19,9 +19,10 @@ from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.auth.access import CREDENTIAL_BYTES, Access, Clocks
 from cleave.server.fleet_server import Server
-from cleave.server.http import metrics
+from cleave.server.http import metrics, project
 from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
+from cleave.server.http.project import Project
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.job_energy import JobMeter, OwnPower, ServerLog, WorkLog
 from cleave.server.store.data_folder import DataFolder, default_folder
@@ -47,7 +48,7 @@ class App:
     device_admin: DeviceAdmin
     operators: OperatorSessions
     overview: Overview
-    pages: HttpHandler  # the web pages and the metrics
+    pages: HttpHandler  # the web pages, the metrics and the project
     energy: EnergyMeter
     power: OwnPower
     operator_token: str
@@ -120,11 +121,11 @@ def open_app(
         stack.callback(access.close)
         history = JobHistory(store, access.writer, time.time)
         device_admin = DeviceAdmin(access, history.all, time.time)
-        profiles = load_profiles()
+        profiles, facts = load_profiles(), facts or ServerFacts()
         energy = EnergyMeter(profiles.values(), load_typical(), grid)
         power = OwnPower(PowerMeter(Sensors()), ps_watts)
         overview = Overview(
-            facts or ServerFacts(),
+            facts,
             EventLog(time.time),
             profiles,
             energy,
@@ -133,10 +134,14 @@ def open_app(
             lambda: access.writer.trouble,
         )
         operators = OperatorSessions(device_admin, overview)
-        built, measured = Pages.of_package(), Metrics(overview, access.admit_operator)
+        built = Pages.of_package()
+        made: dict[str, HttpHandler] = {
+            metrics.PATH: Metrics(overview, access.admit_operator).answer,
+            project.PATH: Project(facts, device_admin.flops_by_hour, Clocks().steady).answer,
+        }
 
         def pages(request: HttpRequest) -> HttpAnswer | None:
-            return (measured if request.path == metrics.PATH else built).answer(request)
+            return made.get(request.path, built.answer)(request)
 
         yield App(
             access,

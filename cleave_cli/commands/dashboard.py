@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from cleave_cli.operator_link import Data, Server, ask
+from cleave_cli.operator_link import Data, Server, ask, running_server
 from cleave_cli.options import Json
 from cleave_cli.render.qr import qr_code
 from cleave_cli.render.text import say
 
 
 def dashboard(
+    operator: Annotated[
+        bool,
+        Option(help="The address for operators, who may also pause, resume and stop jobs."),
+    ] = False,
     qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     server: Server = "",
     data: Data = None,
@@ -22,7 +27,8 @@ def dashboard(
 ) -> None:
     """Print the address of a running server's dashboard.
 
-    The address lets its holder view jobs, devices and events, but change nothing. `cleave status`
+    The address lets its holder view jobs, devices and events, but change nothing. Keep an address
+    with --operator secret: whoever has it may do everything that an operator may. `cleave status`
     shows the same information in a terminal.
 
     Examples:
@@ -30,8 +36,16 @@ def dashboard(
       cleave dashboard
 
       cleave dashboard --server @operator.url --no-qr
+
+      cleave dashboard --operator
     """
     answer = ask("dashboard", {}, server, data)
+    if operator:
+        from cleave.transport.join_url import parse_join_url, read_url
+
+        url = parse_join_url(read_url(running_server(server, data)))
+        # The page needs no fingerprint, because the browser checks the certificate.
+        answer = {"url": replace(url, fingerprint="").page("/")}
     if as_json:
         typer.echo(json.dumps(answer))
         return

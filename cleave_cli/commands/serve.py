@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_MOST_TITLE, _MOST_ABOUT = 80, 500  # characters that fit a phone's screen above the button
+
 _MOST_HOST_NAME = 40  # longest part of the host's name in the name of this device
 
 STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
@@ -144,6 +146,12 @@ def serve(
             "shortens steps by stages), or off."
         ),
     ] = "auto",
+    title: Annotated[
+        str, Option(help="Who asks for devices. The join page shows it before the start.")
+    ] = "",
+    about: Annotated[
+        str, Option(help="What the devices help to train, in a sentence for their owners.")
+    ] = "",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run a parameter server. Devices join it, and `cleave train --server` submits jobs to it.
@@ -155,7 +163,7 @@ def serve(
 
       cleave serve
 
-      cleave serve --host 0.0.0.0 --port 9000
+      cleave serve --host 0.0.0.0 --title "Ada's lab" --about "We train a model of Welsh."
 
       cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
 
@@ -181,6 +189,9 @@ def serve(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     if not 0 <= ps_watts < math.inf:
         raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")
+    for option, text, most in (("--title", title, _MOST_TITLE), ("--about", about, _MOST_ABOUT)):
+        if len(text) > most:
+            raise UsageError(f"{option} is {text!r}, {len(text)} characters; give {most} at most")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
     if servers > 1:
@@ -208,7 +219,9 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     allow_many_connections()
     card = ps_gbit * 1e9 / 8 or None
-    facts = ServerFacts(cleave.__version__, socket.gethostname(), verify, card, card)
+    facts = ServerFacts(
+        cleave.__version__, socket.gethostname(), verify, card, card, title.strip(), about.strip()
+    )
     ps = PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S) if card is not None else None
     planner = TilePlanner(ps) if ps is not None else TilePlanner()
     electricity = load_grid(grid) if grid else None

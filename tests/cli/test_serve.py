@@ -70,6 +70,8 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
         ({"ps_gbit": math.nan}, "--ps-gbit is nan; give"),
         ({"ps_watts": math.inf}, "--ps-watts is inf; give"),
         ({"stages_on": "all"}, "--stages-on is 'all'; use own or any"),
+        ({"title": 81 * "x"}, "x', 81 characters; give 80 at most"),
+        ({"about": 501 * "x"}, "x', 501 characters; give 500 at most"),
         ({"servers": 0}, "--servers is 0; give 1 or more"),
         ({"ray": "10.0.0.1:6379"}, "--ray starts several servers; give --servers as well"),
     ],

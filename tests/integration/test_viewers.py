@@ -12,6 +12,7 @@ import pytest
 from cleave.errors import CleaveError, UsageError
 from cleave.server.fleet_server import Server
 from cleave_cli.operator_client import OperatorClient
+from tests.integration.processes import apart, records
 from tests.integration.serving import served
 
 
@@ -58,5 +59,9 @@ def test_viewers_may_only_look_and_operators_are_told_where(tmp_path: Path) -> N
         parts = urlsplit(told["url"])
         assert (parts.scheme, parts.path) == ("http", "/")
         assert parts.fragment == f"c={app.viewer_token}"
+        printed = records(
+            apart("dashboard", "--operator", "--server", server.operator_url, "--json").stdout
+        )
+        assert printed == [{"url": f"{told['url'].partition('#')[0]}#c={app.operator_token}"}]
         with pytest.raises(CleaveError, match="nor is it a viewer's"):
             asked(url_of(server, "guess"))

@@ -121,6 +121,21 @@ def test_every_device_has_a_state_and_a_reason(device_admin: DeviceAdmin, access
     assert [d["blocks"] for d in devices if d["name"] == "a"] == [3]  # up to this moment
 
 
+def test_work_counts_in_its_hour_before_and_after_it_is_written(
+    device_admin: DeviceAdmin, access: Access, clock: Clock
+) -> None:
+    hour = int(clock.now_s // 3600)
+    device = pair(device_admin, access, "a")
+    access.contributed(device, DeviceCounters(flops=5.0))
+    assert device_admin.flops_by_hour() == [(hour, 5.0)]
+    assert access.writer.flush()
+    access.contributed(device, DeviceCounters(flops=2.0))
+    assert device_admin.flops_by_hour() == [(hour, 7.0)]
+    clock.now_s += 3600
+    assert access.writer.flush()
+    assert device_admin.flops_by_hour() == [(hour, 5.0), (hour + 1, 2.0)]
+
+
 def test_revoking_ends_the_session_and_lasts(device_admin: DeviceAdmin, access: Access) -> None:
     id = pair(device_admin, access, "a")
     sessions(device_admin).here = [here(id)]

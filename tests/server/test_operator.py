@@ -21,6 +21,7 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
+from cleave.server.api.overview import Question
 from cleave.server.jobs.jobs import Jobs
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
@@ -28,6 +29,8 @@ from cleave.server.store.writer import StoreWriter
 from cleave.transport.connection import Connection, ConnectionLostError
 from tests.integration.processes import until
 from tests.memory_link import memory_link
+from tests.server.clocks import Clock
+from tests.server.test_overview import Fleet, overview_of
 
 PATIENCE_S = 60.0
 HELLO = messages.Hello(role=Role.OPERATOR)
@@ -106,8 +109,18 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     later = JobHistory(store, writer, time.time)  # as after SIGKILL
     assert [job.state for job in later.all()] == ["interrupted", "paused", "interrupted"]
     again = Jobs(None, Runner({"event": "note"}), later)  # type: ignore[arg-type]
+    clock = Clock()
+    overview = overview_of(Fleet(clock), clock)
+    overview.jobs = again
+    rows = overview.answer(Question())["jobs"]
+    assert [(row["job"], row["state"], row["earlier"]) for row in rows] == [
+        ("job-1", "interrupted", True),
+        ("job-2", "paused", True),
+        ("job-3", "interrupted", True),
+    ]
     for number in (2, 3):
         assert again.resume(f"{number}").arguments == wanted
+    assert [row["earlier"] for row in overview.answer(Question())["jobs"]] == [True, False, False]
     runner.ends.set()
     for each in (jobs, again):
         each.close(0.0)
@@ -133,6 +146,43 @@ def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:
 
     in_time(scenario())
     assert jobs.ahead(first) == []
+
+
+@pytest.mark.parametrize("level", list(AccessLevel))
+def test_an_overview_lists_the_queue_and_says_whether_the_client_may_change_it(
+    level: AccessLevel, jobs: Jobs
+) -> None:
+    clock = Clock()
+    overview = overview_of(Fleet(clock), clock)
+    overview.jobs = jobs
+    first = jobs.submit({"job": {"model": "opt-tiny"}, "name": "night"})
+    until(lambda: first.is_running and first.records)
+    for _ in range(2):
+        jobs.submit({"job": {"model": "opt-tiny"}})
+    jobs.pause("job-2")
+    jobs.resume("job-2")  # it begins after job-3 now
+
+    async def scenario() -> None:
+        sessions = OperatorSessions(overview=overview)
+        sessions.jobs = jobs
+        link, there = memory_link()
+        session = asyncio.create_task(sessions.serve(there, HELLO, level))
+        assert isinstance(await heard(link), messages.Welcome)
+        await said(link, messages.Request(1, "overview", {}))
+        reply = await heard(link)
+        assert isinstance(reply, messages.Reply)
+        assert reply.data["operator"] is (level is AccessLevel.OPERATOR)
+        rows = reply.data["jobs"]
+        assert [(row["job"], row["state"]) for row in rows] == [
+            ("job-1", "running"),
+            ("job-3", "queued"),
+            ("job-2", "queued"),
+        ]
+        assert (rows[0]["name"], rows[0]["step"], rows[0]["loss"]) == ("night", 0, None)
+        await link.close()
+        await session
+
+    in_time(scenario())
 
 
 @pytest.mark.parametrize("bye", [True, False])

@@ -124,11 +124,13 @@ def overview(fleet: Fleet, clock: Clock) -> Overview:
     return overview_of(fleet, clock)
 
 
-def overview_of(fleet: Fleet, clock: Clock, *card: float | None) -> Overview:
+def overview_of(
+    fleet: Fleet, clock: Clock, egress: float | None = None, ingress: float | None = None
+) -> Overview:
     """An overview of a fleet, of a server whose network card sends and takes in so fast."""
     profiles = load_profiles()
     made = Overview(
-        ServerFacts("1.2", "box", "auto", *card),
+        ServerFacts("1.2", "box", "auto", egress, ingress),
         EventLog(clock),
         profiles,
         EnergyMeter(profiles.values(), load_typical(), load_grid("DEU")),
@@ -385,7 +387,7 @@ def test_any_fleet_fits_a_reply(
     assert stages is not None
     assert sum(len(one["holders"]) for one in stages["stages"]) == MAX_HOLDERS
     assert {one["devices"] for one in stages["stages"]} == {100}
-    room += len(msgpack.packb(stages))
+    room += len(msgpack.packb(stages)) + overviews.MAX_JOBS * 500
     assert len(msgpack.packb(seen)) + room < limits.MAX_HEADER_BYTES
 
 

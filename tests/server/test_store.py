@@ -19,6 +19,7 @@ from cleave.scheduler.sessions.admission import Behavior
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,
+    HOURS_KEPT,
     AccessStatus,
     Departure,
     DeviceRecord,
@@ -74,6 +75,18 @@ def test_everything_is_there_again(path: Path) -> None:
     assert again.devices() == [found]
     assert again.device_of(b"other") is None
     again.close()
+
+
+def test_the_work_of_all_devices_is_kept_by_hour_for_a_day(store: Store) -> None:
+    first, second = (add_device(store, "d", bytes([i])).id for i in range(2))
+    hour = int(NOW_S // 3600)
+    did = DeviceCounters(flops=10.0)
+    store.credit({first: did, second: did}, NOW_S)
+    store.credit({second: did}, NOW_S)
+    store.credit({first: did}, NOW_S + 3600)
+    assert store.flops_by_hour() == [(hour, 30.0), (hour + 1, 10.0)]
+    store.credit({first: did}, NOW_S + HOURS_KEPT * 3600)
+    assert store.flops_by_hour() == [(hour + 1, 10.0), (hour + HOURS_KEPT, 10.0)]
 
 
 def test_only_its_owner_can_read_it(path: Path) -> None:

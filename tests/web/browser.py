@@ -25,6 +25,9 @@ _CONTENT_SECURITY = (
 )
 
 
+TITLE, ABOUT = "Ada's lab", "We train a small model of Welsh, for the schools of our valley."
+"""What a server says to owners of devices."""
+
 OTHER_HOST: Final = "server.test"
 """Another name of this machine, over which plain http is no secure context, as from a phone."""
 

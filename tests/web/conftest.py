@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from filelock import FileLock
 from playwright.sync_api import Browser
 
 from tests.integration.processes import server
-from tests.web.browser import CHROMIUM, WEB_CLIENT, build_lab, chromium
+from tests.web.browser import ABOUT, CHROMIUM, TITLE, WEB_CLIENT, build_lab, chromium
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +43,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A server for all tests that need none of their own: its first job takes seconds to begin."""
-    with server(tmp_path_factory.mktemp("lasting")) as place:
+    options = ("--title", TITLE, "--about", ABOUT)
+    with server(tmp_path_factory.mktemp("lasting"), *options) as place:
         yield place
 
 
@@ -53,6 +55,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> None:
     One worker at a time: a build would take away the pages that another worker's server shows.
     """
     _needs_node_and_browser()
+    where = "import cleave.server, pathlib; print(pathlib.Path(cleave.server.__file__).parents[2])"
+    imported = subprocess.run(
+        [sys.executable, "-c", where],
+        cwd=tmp_path_factory.getbasetemp(), capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    if Path(imported).resolve() != WEB_CLIENT.parent.resolve():
+        pytest.fail(
+            f"servers run the code and the pages in {imported}, but these tests are in "
+            f"{WEB_CLIENT.parent}: set PYTHONPATH to that folder, or unset it"
+        )
     with FileLock(tmp_path_factory.getbasetemp().parent / "pages.lock"):
         subprocess.run(["make", "--silent", "web"], cwd=WEB_CLIENT.parent, check=True)
 

@@ -28,7 +28,7 @@ from tests.integration.processes import (
     training_job,
     wait_for_event,
 )
-from tests.web.browser import OTHER_HOST, WEB_CLIENT
+from tests.web.browser import ABOUT, OTHER_HOST, TITLE, WEB_CLIENT
 
 PATIENCE_MS = 1000 * PATIENCE_S
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
@@ -44,12 +44,19 @@ def visit(browser: Browser, user_agent: str | None = None) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 390, "height": 844}, user_agent=user_agent)
     page = context.new_page()
     said: list[str] = []
+    lost: list[str] = []
     hosts: set[str] = set()
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    page.on("requestfailed", lambda request: lost.append(f"{request.url}: {request.failure}"))
+    page.on("response", lambda got: lost.append(f"{got.url}: {got.status}") if not got.ok else None)
     try:
         yield page
+    except BaseException as error:
+        error.add_note(f"console: {said}; requests without an answer: {lost}")
+        raise
+    else:
         assert [line for line in said if not line.startswith("warning")] == []
         assert len(hosts - {""}) == 1  # a worker's blob has no host
     finally:
@@ -63,12 +70,12 @@ def join(page: Page, url: str) -> None:
 
 
 def figure(page: Page, name: str) -> str:
-    return page.locator(f"[data-figure={name}]").inner_text()
+    return page.locator(f"[data-figure={name}]").text_content() or ""
 
 
 def await_count(page: Page, name: str, least: int) -> None:
     """Wait until a figure counts so many: it is drawn a few times a second."""
-    shown = "document.querySelector(`[data-figure=${name}]`).innerText.replace(/\\D/g, '')"
+    shown = "document.querySelector(`[data-figure=${name}]`).textContent.replace(/\\D/g, '')"
     page.wait_for_function(
         f"([name, least]) => Number({shown}) >= least", arg=[name, least], timeout=PATIENCE_MS
     )
@@ -77,7 +84,7 @@ def await_count(page: Page, name: str, least: int) -> None:
 def another_block(page: Page) -> None:
     """Wait until the device has multiplied one more."""
     before = figure(page, "blocks")
-    now = "document.querySelector('[data-figure=blocks]').innerText"
+    now = "document.querySelector('[data-figure=blocks]').textContent"
     page.wait_for_function(f"(before) => {now} !== before", arg=before, timeout=PATIENCE_MS)
 
 
@@ -103,6 +110,8 @@ def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
     with visit(browser) as page:
         page.goto(forced(page_address(own_address(lasting)), "wasm"))
         expect_accessible(page)
+        page.get_by_text(f"{TITLE} asks this device to help").wait_for()
+        assert page.get_by_text(ABOUT).is_visible()
         page.get_by_role("button", name="Start helping").press("Enter")
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
         assert page.locator("[data-kernel]").get_attribute("data-kernel") == "wasm"
@@ -115,13 +124,20 @@ def test_a_browser_trains_by_tiles_and_by_stages_and_comes_back_after_a_reload(
             await_count(page, counted, least)
         expect_accessible(page)
         page.wait_for_function("!location.hash.includes('c=')")
-        page.reload()
-        assert page.get_by_role("heading", name="Help again").is_visible()
-        page.get_by_role("button", name="Start helping").click()
+        page.reload()  # which goes on without asking
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        page.get_by_text("Details").click()
+        assert page.get_by_text("Since you first helped").is_visible()
+        expect_accessible(page)
         page.get_by_role("button", name="Stop").press("Space")
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
         expect_accessible(page)
+        page.reload()  # after a stop it asks again
+        page.get_by_role("button", name="Start helping").click()
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        page.evaluate("(hash) => history.replaceState(null, '', hash)", "#c=ANOTHER")
+        page.reload()  # with another code as well
+        assert page.get_by_role("heading", name="Help again").is_visible()
 
 
 @pytest.mark.nightly
@@ -165,6 +181,13 @@ def test_a_used_code_and_what_is_missing_are_explained(
             timeout=PATIENCE_MS
         )
         assert "has been used already" in second.get_by_role("status").inner_text()
+        expect_accessible(second)
+        second.get_by_label("Join code or link").fill(url)  # the same again
+        second.get_by_role("button", name="Use this code").click()
+        second.get_by_role("button", name="Start helping").click()
+        second.get_by_role("heading", name="does not let this device in").wait_for(
+            timeout=PATIENCE_MS
+        )
         second.goto(url.partition("#")[0] + "#c=ANOTHER")  # reloads nothing
         second.get_by_role("button", name="Start helping").wait_for()
     with visit(browser) as third:
@@ -219,16 +242,58 @@ def test_a_limit_of_data_pauses_until_there_is_a_higher_one(
 ) -> None:
     with server(tmp_path) as place, visit(browser) as page:
         join(page, place["page_url"])
-        page.wait_for_function("document.querySelector('[data-figure=down]').innerText !== '0 B'")
+        page.wait_for_function("document.querySelector('[data-figure=down]').textContent !== '0 B'")
         limit = page.get_by_label("Stop after")
         limit.fill("0.000000001")
         limit.press("Enter")
         page.wait_for_selector("[data-state=paused]", timeout=PATIENCE_MS)
         assert "limit of 1 B today is reached" in page.get_by_role("status").inner_text()
-        assert figure(page, "cap").endswith("of 1 B today")
-        limit.fill("")
-        limit.press("Enter")
+        assert figure(page, "cap").endswith("of 1 B")
+        assert "Work continues at midnight" in page.get_by_role("status").inner_text()
+        page.get_by_label("Limit the data").uncheck()
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+
+
+def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
+    browser: Browser, lasting: dict[str, Any]
+) -> None:
+    with visit(browser) as page:
+        page.goto(page_address(own_address(lasting)))
+        limit = page.get_by_label("Stop after")
+        assert limit.input_value() == "2"
+        assert page.get_by_label("GB", exact=True).input_value() == "day"
+        for typed in ("-5", "abc", ""):
+            limit.fill(typed)
+            limit.press("Enter")
+            said = page.get_by_role("alert").inner_text()
+            assert f"“{typed}” is not an amount" in said
+            assert "stays 2 GB a day" in said
+            assert limit.input_value() == "2"
+            expect_accessible(page)
+        limit.fill("0,5")
+        limit.press("Enter")
+        page.get_by_role("alert").wait_for(state="detached")
+        page.reload()
+        assert page.get_by_label("Stop after").input_value() == "0.5"
+
+
+def test_the_page_installs_as_an_app_and_takes_a_typed_code(
+    browser: Browser, lasting: dict[str, Any]
+) -> None:
+    url = page_address(own_address(lasting))
+    bare, _, fragment = url.partition("#")
+    with visit(browser) as page:
+        page.goto(bare)
+        manifest = page.context.new_cdp_session(page).send("Page.getAppManifest")
+        assert manifest["errors"] == []
+        parsed = manifest["manifest"]
+        assert (parsed["startUrl"], parsed["display"]) == (bare, "kStandalone")
+        for icon in parsed["icons"]:
+            assert page.request.get(icon["url"]).ok
+        page.get_by_label("Join code or link").fill(url)
+        page.get_by_role("button", name="Use this code").click()
+        page.get_by_role("button", name="Start helping").wait_for()
+        assert page.url.endswith(fragment)
 
 
 def expect_accessible(page: Page) -> None:

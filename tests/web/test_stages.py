@@ -101,7 +101,6 @@ def test_a_browser_alone_trains_by_stages(
         with started(*command, "--state", state) as (trainer, lines):
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
-        page.wait_for_selector("[data-figure=graphs]", timeout=PATIENCE_MS)
         # Forward and backward of two layers at least, in each step.
         await_count(page, "graphs", 4 * STEPS)
     (runtime,) = {url for url in loaded if "ort-wasm" in url}

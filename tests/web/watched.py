@@ -60,7 +60,7 @@ def watched(
 
     def heard(said: ConsoleMessage) -> None:
         if said.type in ("error", "warning"):
-            seen.complaints.append(said.text)
+            seen.complaints.append(f"{said.text} ({said.location['url']})")
 
     page.on("console", heard)
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))

@@ -77,6 +77,12 @@ class DeviceAdmin:
             case _:
                 raise UsageError(f"unknown request {action!r}")
 
+    def flops_by_hour(self) -> list[tuple[int, float]]:
+        """Return the work of all devices in the last hours, as `Store.flops_by_hour` does."""
+        if self.sessions is not None:
+            self.sessions.credit()
+        return self._access.writer.flops_by_hour()
+
     def _pair(self, arguments: Mapping[str, Any]) -> Answer:
         sessions = self._running()
         uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)

@@ -117,6 +117,7 @@ class OperatorSessions:
                     data = self._status()
                 case "overview" if self._overview is not None:
                     data = self._overview.answer(Question.of(arguments))
+                    data["operator"] = access_level is AccessLevel.OPERATOR
                 case action if self._device_admin is not None and action in ACTIONS:
                     data = self._device_admin.answer(action, arguments)
                 case _:

@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
@@ -27,6 +28,7 @@ from cleave.server.auth.access import Clocks
 from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, TrainingJob
+from cleave.server.store.store import StoredJob
 from profiles.device_profile import DeviceProfile
 
 WINDOW_S: Final = 10.0
@@ -79,6 +81,7 @@ EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 MAX_DEVICES_BYTES: Final = 400_000
 MAX_RECORDS_BYTES: Final = 350_000
 MAX_RECORDS: Final = 500
+MAX_JOBS: Final = 30
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
@@ -88,6 +91,7 @@ _ROW_BYTES: Final = 173  # maximum size of a device's row without its name and r
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 _MAX_REASON: Final = 120
+_MAX_JOB_NAME: Final = 50
 
 
 class Live(Protocol):
@@ -109,6 +113,8 @@ class ServerFacts:
     verify: str = ""  # in the format of `cleave serve --verify`
     egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
+    title: str = ""  # who asks for devices, for their owners
+    about: str = ""  # what the devices train, for their owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,7 @@ class Overview:
             "saved": asdict(counters.saved),
             "rates": _fleet_rates(before, now),
             "job": self._job(question, live.progress()),
+            "jobs": self._job_rows(),
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
             "stages": stages_answer(manager.stages.view()),
@@ -293,6 +300,14 @@ class Overview:
             "tasks": [progress.done, progress.of] if progress and job.is_running else None,
             "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
+
+    def _job_rows(self) -> list[Answer]:
+        """Describe the latest jobs: ended jobs first, then queued jobs in their order."""
+        if self.jobs is None:
+            return []
+        jobs = sorted(self.jobs.all(), key=lambda job: job.place if job.is_due else 0)
+        rows = [_earlier_row(job) for job in self.jobs.earlier()]
+        return (rows + [_job_row(job) for job in jobs])[-MAX_JOBS:]
 
     def _wanted(self, id: str) -> TrainingJob | None:
         """Return job `id` or, if `id` is empty, the running job or else the last started job."""
@@ -442,6 +457,34 @@ def _joined(live: Live) -> list[Session]:
     """Return the sessions of the devices whose `hello` the server has accepted."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
+
+
+def _job_row(job: TrainingJob) -> Answer:
+    last = next((r for r in reversed(job.records) if r.get("event") == "step"), {})
+    name = str(job.arguments.get("name") or PurePath(job.run_folder).name)
+    return {
+        "job": job.id,
+        "name": name[:_MAX_JOB_NAME],
+        "model": job.model[:_MAX_JOB_NAME],
+        "state": job.state.value,
+        "steps": job.steps,
+        "step": last.get("step", 0),
+        "loss": last.get("loss"),
+        "earlier": False,
+    }
+
+
+def _earlier_row(job: StoredJob) -> Answer:
+    return {
+        "job": f"job-{job.number}",
+        "name": PurePath(job.run_folder).name[:_MAX_JOB_NAME],
+        "model": job.model[:_MAX_JOB_NAME],
+        "state": job.state,
+        "steps": job.steps_in_all or None,
+        "step": job.steps,
+        "loss": job.loss,
+        "earlier": True,
+    }
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

@@ -18,6 +18,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.scheduler.fleet_events import EventKind
 from cleave.server.store.job_history import JobHistory, wait_said
+from cleave.server.store.store import StoredJob
 
 Record = dict[str, Any]
 
@@ -268,6 +269,11 @@ class Jobs:
         """Return all jobs that this process has queued, oldest first."""
         with self._lock:
             return list(self._jobs.values())
+
+    def earlier(self) -> list[StoredJob]:
+        """Return the jobs of earlier server processes that this process has not resumed."""
+        with self._lock:
+            return [job for job in self._history.all() if f"job-{job.number}" not in self._jobs]
 
     @property
     def running(self) -> TrainingJob | None:

@@ -88,6 +88,9 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE jobs ADD COLUMN steps_in_all INTEGER NOT NULL DEFAULT 0",
     ),
+    (  # `flops`: contribution of all stored devices in an hour. `hour`: Unix time divided by 3600.
+        "CREATE TABLE hours (hour INTEGER PRIMARY KEY, flops REAL NOT NULL) STRICT",
+    ),
 )
 """Migration N converts a database of version N - 1 to version N.
 

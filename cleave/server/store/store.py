@@ -26,6 +26,9 @@ BUSY_S: Final = 5.0  # maximum time in seconds that a write waits for another pr
 CODES_KEPT_S: Final = 30 * 86400.0
 """Minimum time that expired join codes remain stored, so that late devices get the right error."""
 
+HOURS_KEPT: Final = 25
+"""Number of hours whose contributions remain stored: the longest day of a local clock."""
+
 _SQLITE: Final = b"SQLite format 3\0"
 
 
@@ -263,7 +266,8 @@ class Store:
         self._write("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add each device's contribution to the device's totals, in one transaction."""
+        """Add each device's contribution to the totals of the device and of the current hour."""
+        hour, flops = int(now_s // 3600), sum(part.flops for part in done.values())
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -273,6 +277,21 @@ class Store:
                     for device, part in done.items()
                 ],
             )
+            db.execute("DELETE FROM hours WHERE hour <= ?", (hour - HOURS_KEPT,))
+            db.execute(
+                "INSERT INTO hours VALUES (?, ?) "
+                "ON CONFLICT DO UPDATE SET flops = flops + excluded.flops",
+                (hour, flops),
+            )
+
+    def flops_by_hour(self) -> list[tuple[int, float]]:
+        """Return the stored devices' contribution in each of the last hours.
+
+        Returns:
+            (Unix time divided by 3600, FLOPs) pairs, oldest first.
+        """
+        found = self._rows("SELECT hour, flops FROM hours ORDER BY hour")
+        return [(int(hour), float(flops)) for hour, flops in found]
 
     def record_behavior(self, device: int, behavior: Behavior) -> None:
         """Record a device's behavior in its last session."""

@@ -63,6 +63,16 @@ class StoreWriter:
         with self._lock:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
+    def flops_by_hour(self) -> list[tuple[int, float]]:
+        """Return `Store.flops_by_hour`, with the contributions that are not yet written."""
+        hours = dict(self._store.flops_by_hour())
+        with self._lock:
+            pending = sum(part.flops for part in self._done.values())
+        if pending:
+            hour = int(self._clock() // 3600)
+            hours[hour] = hours.get(hour, 0.0) + pending
+        return sorted(hours.items())
+
     def soon(self, write: Callable[[], None]) -> None:
         """Run `write` once in the writer's thread, after all writes requested earlier."""
         self._orders.put(write)

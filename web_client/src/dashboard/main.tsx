@@ -23,7 +23,17 @@ function start(root: HTMLElement): void {
   const opened = new Session(
     socketUrl(),
     token,
-    (model) => render(<App model={model} choose={(device) => opened.choose(device)} />, root),
+    (model) =>
+      render(
+        <App
+          model={model}
+          choose={(device) => opened.choose(device)}
+          compare={(job) => opened.compare(job)}
+          change={(change, job) => opened.change(change, job)}
+          showLog={(job) => opened.showLog(job)}
+        />,
+        root,
+      ),
     browserWorld(),
   );
   session = opened;

@@ -58,12 +58,29 @@ export interface Model {
   readonly chosen: number;
   /** More records wait on the PS: ask at once. */
   readonly behind: boolean;
+  /** Jobs whose losses are drawn next to the current job's, by ID; null until they are read. */
+  readonly compared: ReadonlyMap<string, Comparison>;
+  /** What came of the last change of a job that this page asked for; "" if there was none. */
+  readonly outcome: string;
+  /** The last records of a job that this page asked for. */
+  readonly log: { readonly job: string; readonly lines: readonly string[] } | null;
+}
+
+export interface Comparison {
+  /** null before its first records. */
+  readonly job: JobModel | null;
+  /** More records wait on the PS. */
+  readonly behind: boolean;
 }
 
 export type Action =
   | { readonly kind: "link"; readonly state: LinkState }
   | { readonly kind: "overview"; readonly overview: Overview; readonly received_s: number }
   | { readonly kind: "failed"; readonly text: string }
+  | { readonly kind: "compare"; readonly job: string }
+  | { readonly kind: "compared"; readonly job: string; readonly overview: Overview }
+  | { readonly kind: "outcome"; readonly text: string }
+  | { readonly kind: "log"; readonly log: Model["log"] }
   | { readonly kind: "choose"; readonly device: number };
 
 /** Before anything happened. */
@@ -78,6 +95,9 @@ export const EMPTY: Model = {
   gemms: [],
   chosen: 0,
   behind: false,
+  compared: new Map(),
+  outcome: "",
+  log: null,
 };
 
 /** The model after `action`. */
@@ -91,15 +111,41 @@ export function reduce(model: Model, action: Action): Model {
       return { ...model, chosen: action.device === model.chosen ? 0 : action.device };
     case "overview":
       return take(model, action.overview, action.received_s);
+    case "compare": {
+      const compared = new Map(model.compared);
+      if (!compared.delete(action.job)) compared.set(action.job, { job: null, behind: true });
+      return { ...model, compared };
+    }
+    case "compared": {
+      const known = model.compared.get(action.job);
+      if (known === undefined) return model; // it was switched off meanwhile
+      const compared = new Map(model.compared);
+      compared.set(action.job, takeJob(known.job, action.overview.job));
+      return { ...model, compared };
+    }
+    case "outcome":
+      return { ...model, outcome: action.text };
+    case "log":
+      return { ...model, log: action.log };
   }
 }
 
-/** The arguments of the next `overview` request. */
-export function question(model: Model): { [name: string]: Plain } {
+/** A compared job of which not all is read yet; undefined if there is none. */
+export function unread(model: Model): string | undefined {
+  return [...model.compared].find(([, { behind }]) => behind)?.[0];
+}
+
+/**
+ * The arguments of the next `overview` request.
+ *
+ * @param compared the compared job whose records are wanted; else those of the current job
+ */
+export function question(model: Model, compared?: string): { [name: string]: Plain } {
+  const job = compared === undefined ? model.job : model.compared.get(compared)?.job;
   return {
     after_event: model.overview?.last_event ?? 0,
-    after_record: model.job?.next_record ?? 0,
-    job: "",
+    after_record: job?.next_record ?? 0,
+    job: compared ?? "",
     device: model.chosen,
     stream: true,
   };
@@ -124,6 +170,9 @@ function take(model: Model, overview: Overview, received_s: number): Model {
     samples: [...before.samples, sample(overview)].slice(-MAX_SAMPLES),
     gemms: [...before.gemms, ...laterGemms(before, overview)].slice(-MAX_GEMMS),
     chosen: before.chosen,
+    compared: before.compared,
+    outcome: before.outcome,
+    log: before.log,
   };
 }
 

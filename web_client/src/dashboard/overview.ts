@@ -179,7 +179,25 @@ export interface Energy {
   readonly assumed: readonly string[];
 }
 
+/** A job of the server's queue, or one that has ended. */
+export interface JobRow {
+  readonly job: string;
+  /** Of its run folder, where the operator gave one; else "". */
+  readonly name: string;
+  readonly model: string;
+  readonly state: string;
+  readonly step: number;
+  readonly steps: number | null;
+  readonly loss: number | null;
+  /** Of an earlier process of the server, which has no records of it any more. */
+  readonly earlier: boolean;
+}
+
 export interface Overview {
+  /** Whether this page may change jobs: its token is an operator's. */
+  readonly operator: boolean;
+  /** Those that ended and the one that runs, then the queued ones in their order. */
+  readonly jobs: readonly JobRow[];
   readonly server: ServerInfo;
   readonly card: Card;
   readonly totals: Totals;
@@ -216,6 +234,8 @@ export function readOverview(data: unknown): Overview {
   const devices = readDevices(root.devices);
   const energy = asMap(root.energy) ?? {};
   return {
+    operator: truth(root.operator),
+    jobs: list(root.jobs).map(readJobRow),
     server: {
       version: text(server.version),
       name: text(server.name),
@@ -286,6 +306,20 @@ function readJob(value: unknown): JobPart | null {
     next_record: number(job.next_record) ?? first + raw.length,
     tasks: readTasks(list(job.tasks)),
     last_step: number(asMap(job.last_step)?.step),
+  };
+}
+
+function readJobRow(value: unknown): JobRow {
+  const job = asMap(value) ?? {};
+  return {
+    job: text(job.job),
+    name: text(job.name),
+    model: text(job.model),
+    state: text(job.state),
+    step: number(job.step) ?? 0,
+    steps: number(job.steps),
+    loss: number(job.loss),
+    earlier: truth(job.earlier),
   };
 }
 

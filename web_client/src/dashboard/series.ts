@@ -54,18 +54,25 @@ export function pace(records: readonly StepRecord[], steps: number | null): Pace
   };
 }
 
-/** Losses over steps, aligned: `[step, loss, held-out loss, compared run's loss]`. */
+/**
+ * Losses over steps, aligned: `[step, loss, held-out loss, compared run's loss, others' losses ...]`.
+ *
+ * @param others steps of other jobs
+ */
 export function lossSeries(
   steps: readonly StepRecord[],
   evals: readonly EvalRecord[],
-): [number[], (number | null)[], (number | null)[], (number | null)[]] {
+  others: readonly (readonly StepRecord[])[] = [],
+): [number[], ...(number | null)[][]] {
   const held = new Map(evals.map((record) => [record.step, record.eval_loss]));
   const losses = new Map(steps.map((record) => [record.step, record.loss]));
   const against = new Map(steps.map((record) => [record.step, record.against_loss]));
-  const at = [...new Set([...losses.keys(), ...held.keys()])].sort((a, b) => a - b);
+  const theirs = others.map((each) => new Map(each.map((record) => [record.step, record.loss])));
+  const known = [losses, held, ...theirs].flatMap((each) => [...each.keys()]);
+  const at = [...new Set(known)].sort((a, b) => a - b);
   const aligned = (values: ReadonlyMap<number, number | null>) =>
     at.map((step) => finite(values.get(step)));
-  return [at, aligned(losses), aligned(held), aligned(against)];
+  return [at, aligned(losses), aligned(held), aligned(against), ...theirs.map(aligned)];
 }
 
 /**

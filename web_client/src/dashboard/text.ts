@@ -1,6 +1,7 @@
 /** Figures in words that only the dashboard needs; the others are in `ui/figures.ts`. */
 
 import { count, duration, quantity } from "../ui/figures";
+import type { JobRecord } from "./records";
 
 const DASH = "–";
 
@@ -56,6 +57,15 @@ export function energyOf(device: {
 export function carbon(gco2e: number | null): string {
   if (gco2e === null) return DASH;
   return gco2e < 1 && gco2e > 0 ? `${(gco2e * 1000).toPrecision(3)} mg` : quantity(gco2e, "g");
+}
+
+/** A record of a job as a line of its log. */
+export function logLine(record: JobRecord): string {
+  if (record.event === "step")
+    return `step ${record.step}: loss ${loss(record.loss)}, ${seconds(record.wall_s)}`;
+  if (record.event === "eval")
+    return `step ${record.step}: held-out loss ${loss(record.eval_loss)}`;
+  return record.event === "note" ? record.text : `${record.event}: ${record.text}`;
 }
 
 /** The time of day, e.g. `14:02:11`. */

@@ -125,10 +125,15 @@ export class Guest {
     this.#say(State.WORKING, "");
   }
 
-  /** The owner's conditions do not allow work; drain, and wait for `resume`. */
+  /** The owner's conditions do not allow work; drain, and wait for `resume`. Twice: say why now. */
   pause(reason: string): void {
-    if (this.#pausedFor !== null || this.#stopping) return;
+    if (this.#stopping) return;
+    const already = this.#pausedFor !== null;
     this.#pausedFor = reason;
+    if (already) {
+      if (this.#notice.state === State.PAUSED) this.#say(State.PAUSED, reason);
+      return;
+    }
     this.#drain(reason);
     this.#wake();
   }

@@ -1,6 +1,6 @@
 /** When the owner lets this device work, and why it does not at the moment. */
 
-import { type DataCap, overCap } from "./data_use";
+import { type DataCap, overCap, STANDARD_CAP } from "./data_use";
 
 /** What the owner switches on and off. */
 export interface Switches {
@@ -23,7 +23,7 @@ export const STANDARD: Conditions = {
   hot: true,
   hidden: false,
   metered: true,
-  cap: null,
+  cap: STANDARD_CAP,
 };
 
 /** What a low battery is, while it is not charging. */
@@ -46,22 +46,33 @@ export function offered(around: Surroundings): (keyof Switches)[] {
 }
 
 /**
- * Why it may not work now, for people; null if it may.
+ * Why it may not work now and when it may again, for people; null if it may.
  *
  * @param used bytes that were used of the limit's span; anything where there is no limit
+ * @param now the local time
  */
 export function mayNotWork(
   conditions: Conditions,
   around: Surroundings,
   used: number,
+  now: Date,
 ): string | null {
   const { battery } = around;
-  if (conditions.unplugged && battery && !battery.charging) return "It is not plugged in.";
-  if (conditions.lowBattery && battery && !battery.charging && battery.level < LOW_BATTERY) {
-    return `The battery is low (${Math.round(100 * battery.level)} %).`;
+  if (conditions.unplugged && battery && !battery.charging) {
+    return "The device is not plugged in. Work continues while it charges.";
   }
-  if (conditions.hot && around.hot) return "The device is hot.";
-  if (conditions.metered && around.metered) return "The network is metered.";
-  if (conditions.hidden && around.hidden) return "This page is not in front.";
-  return overCap(conditions.cap, used);
+  if (conditions.lowBattery && battery && !battery.charging && battery.level < LOW_BATTERY) {
+    const [level, low] = [battery.level, LOW_BATTERY].map((part) => `${Math.round(100 * part)} %`);
+    return `The battery is low (${level}). Work continues above ${low}, or while it charges.`;
+  }
+  if (conditions.hot && around.hot) {
+    return "The device is hot. Work continues when it has cooled down.";
+  }
+  if (conditions.metered && around.metered) {
+    return "The network is metered. Work continues on another network, such as Wi-Fi.";
+  }
+  if (conditions.hidden && around.hidden) {
+    return "This page is not in front. Work continues when you open it again.";
+  }
+  return overCap(conditions.cap, used, now);
 }

@@ -28,6 +28,12 @@ export function usedFragment(server: string): string {
   return server ? `#s=${encodeURIComponent(server)}` : "";
 }
 
+/** The fragment for what a person typed or pasted: a code, or a join URL with its fragment. */
+export function typedFragment(typed: string): string {
+  const at = typed.indexOf("#");
+  return at >= 0 ? typed.slice(at).trim() : `#c=${encodeURIComponent(typed.trim())}`;
+}
+
 /** Where the server of this page speaks the protocol. */
 export function socketAddress(page: Pick<Location, "protocol" | "host">): string {
   return `${page.protocol === "https:" ? "wss:" : "ws:"}//${page.host}/ws`;

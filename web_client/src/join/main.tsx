@@ -12,16 +12,24 @@ import { appLink, onAndroid } from "./app";
 import { type Conditions, mayNotWork, offered, STANDARD } from "./conditions";
 import { DataMeter, readCap, Span } from "./data_use";
 import { DeviceLink } from "./device";
-import { forcedKernel, readInvitation, socketAddress, usedFragment } from "./invitation";
+import {
+  forcedKernel,
+  readInvitation,
+  socketAddress,
+  typedFragment,
+  usedFragment,
+} from "./invitation";
 import { deviceName } from "./names";
+import { askProject, shareOfToday, UNKNOWN } from "./project";
 import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "./rates";
 import { type Contribution, Saved } from "./saved";
 import { ScreenLock, Sensors } from "./sensors";
 import { Choices, Fault, NoCode, Ready, Running } from "./views";
 
-/** How often what it did is written down, and the server told of the battery. */
+/** How often what it did is kept, the server told of the battery, and asked about the project. */
 const KEEP_S = 5;
 const TELL_S = 60;
+const ASK_S = 30;
 
 interface PageProps {
   readonly saved: Saved;
@@ -35,6 +43,8 @@ function Page({ saved, kernel }: PageProps) {
   const [status, setStatus] = useState<Status | null>(null);
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0 });
+  const [project, setProject] = useState(UNKNOWN);
+  const [share, setShare] = useState("");
   const [fault, setFault] = useState("");
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
@@ -45,8 +55,8 @@ function Page({ saved, kernel }: PageProps) {
   );
   const link = useRef<DeviceLink | null>(null);
   const around = sensors.now;
-  const used = meter.used(conditions.cap?.span ?? Span.DAY);
-  const paused = mayNotWork(conditions, around, used);
+  const used = meter.of(conditions.cap?.span ?? Span.DAY).bytes;
+  const paused = mayNotWork(conditions, around, used, new Date());
   const running = status !== null && status.notice.state !== State.ENDED;
 
   useEffect(() => {
@@ -78,8 +88,21 @@ function Page({ saved, kernel }: PageProps) {
     blocks: before.blocks + (status?.counts.blocks ?? 0),
     flops: before.flops + (status?.counts.flops ?? 0),
   };
+  const today = meter.of(Span.DAY);
   const bytes_per_s = bytesPerSecond(samples);
   const working = status?.notice.state === State.WORKING;
+  useEffect(() => {
+    const ask = async () => {
+      const told = await askProject();
+      if (told === null) return;
+      setProject(told);
+      setShare(shareOfToday(meter.of(Span.DAY).flops, told, new Date()));
+    };
+    if (status === null) void ask();
+    if (!working) return undefined; // there may be no server to ask
+    const timer = setInterval(() => void ask(), ASK_S * 1000);
+    return () => clearInterval(timer);
+  }, [working]);
   const latest = useRef({ server, contribution, bytes_per_s });
   latest.current = { server, contribution, bytes_per_s: working ? bytes_per_s : null };
   useEffect(() => {
@@ -105,6 +128,7 @@ function Page({ saved, kernel }: PageProps) {
   const start = () => {
     const keys = saved.keys(invitation);
     if (!keys) return;
+    saved.helping = location.hash;
     link.current?.close();
     setSamples([]);
     meter.begin();
@@ -112,7 +136,8 @@ function Page({ saved, kernel }: PageProps) {
     link.current = new DeviceLink(socketAddress(location), keys, name, kernel, paused, {
       status: (latest) => {
         setStatus(latest);
-        meter.count(latest.counts);
+        meter.count(latest.counts, latest.notice.state === State.WORKING);
+        if (latest.notice.state === State.ENDED) saved.helping = null;
         const sample = { at_s: performance.now() / 1000, counts: latest.counts };
         setSamples((samples) => withSample(samples, sample));
       },
@@ -120,11 +145,16 @@ function Page({ saved, kernel }: PageProps) {
         // The code is used: it has no business in the address bar and the history any more.
         if (!saved.keep({ server, credential })) return;
         history.replaceState(null, "", location.pathname + location.search + usedFragment(server));
+        if (saved.helping !== null) saved.helping = location.hash;
         setInvitation({ code: "", server });
       },
       failed: setFault,
     });
   };
+
+  useEffect(() => {
+    if (saved.helping === location.hash) start(); // the page was reloaded while it worked
+  }, []);
 
   const choices = (
     <Choices
@@ -136,29 +166,44 @@ function Page({ saved, kernel }: PageProps) {
       }}
     />
   );
+  const enter = (typed: string) => {
+    const link = typed.trim();
+    if (/^https?:\/\//.test(link))
+      location.href = link; // it may lead to another server
+    else location.hash = typedFragment(link);
+    setInvitation(readInvitation(location.hash));
+    setStatus(null);
+  };
   if (fault) return <Fault text={fault} />;
   if (status) {
     return (
       <>
         <Running
           status={status}
+          share={share}
+          today={today}
           flops_per_s={flopsPerSecond(samples)}
           bytes_per_s={bytes_per_s}
           cap={conditions.cap ? { cap: conditions.cap, used } : null}
           contribution={contribution}
           load={sensors.load}
           hot={around.hot === true}
-          stop={() => link.current?.stop()}
+          stop={() => {
+            saved.helping = null;
+            link.current?.stop();
+          }}
           again={start}
+          enter={enter}
         />
         {running ? <section class="card">{choices}</section> : null}
       </>
     );
   }
-  if (!saved.keys(invitation)) return <NoCode />;
+  if (!saved.keys(invitation)) return <NoCode enter={enter} />;
   return (
     <Ready
       host={location.host}
+      project={project}
       name={name}
       onName={setName}
       known={saved.device(invitation) !== null}
@@ -182,7 +227,12 @@ function page() {
   try {
     return (
       <Page
-        saved={new Saved(allowedStorage(() => localStorage))}
+        saved={
+          new Saved(
+            allowedStorage(() => localStorage),
+            allowedStorage(() => sessionStorage),
+          )
+        }
         kernel={forcedKernel(location.search)}
       />
     );

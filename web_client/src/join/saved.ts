@@ -17,6 +17,7 @@ export interface Contribution {
 }
 
 const LATEST = "cleave.latest";
+const HELPING = "cleave.helping";
 
 /** What `hello` carries: a credential, and a code in reserve. */
 export interface Keys {
@@ -27,10 +28,28 @@ export interface Keys {
 /** Reads and writes the browser's storage, which may be full or forbidden: then nothing is kept. */
 export class Saved {
   readonly #storage: Storage | null;
+  readonly #tab: Storage | null;
 
-  /** @param storage `localStorage`, or null where the browser forbids it */
-  constructor(storage: Storage | null) {
+  /**
+   * @param storage `localStorage`, or null where the browser forbids it
+   * @param tab `sessionStorage`, which a reload keeps, or null where the browser forbids it
+   */
+  constructor(storage: Storage | null, tab: Storage | null = null) {
     this.#storage = storage;
+    this.#tab = tab;
+  }
+
+  /**
+   * The address's fragment with which the owner has started this tab, and not stopped it: it
+   * continues after a reload. Null where the owner has to be asked.
+   */
+  get helping(): string | null {
+    return this.#tab?.getItem(HELPING) ?? null;
+  }
+
+  set helping(fragment: string | null) {
+    if (fragment === null) this.#tab?.removeItem(HELPING);
+    else kept(this.#tab, HELPING, fragment);
   }
 
   /** The device of an invitation's server; of the latest server, if the invitation names none. */

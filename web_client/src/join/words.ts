@@ -23,11 +23,11 @@ export function said({ notice }: Status): Said {
     case State.DRAINING:
       return { headline: "Finishing what it was given", detail: notice.reason };
     case State.PAUSED:
-      return { headline: "Paused", detail: `${notice.reason} It goes on by itself.` };
+      return { headline: "Paused", detail: notice.reason };
     case State.WAITING:
       return {
         headline: "Not connected",
-        detail: `${sentence(notice.reason)} Trying again in ${Math.ceil(notice.retry_s ?? 0)} s.`,
+        detail: `${sentence(notice.reason)} Trying again in ${Math.ceil(notice.retry_s ?? 0)}\u00a0s.`,
       };
     case State.ENDED:
       return ended(notice.reason, notice.code);
@@ -74,7 +74,7 @@ function ended(reason: string, code: string | null): Said {
 }
 
 function sentence(text: string): string {
-  const trimmed = text.trim().replace(/^Error: /, "");
+  const trimmed = text.trim().replace(/^Error: |`/g, "");
   if (!trimmed) return "";
   const capital = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
   return /[.!?]$/.test(capital) ? capital : `${capital}.`;

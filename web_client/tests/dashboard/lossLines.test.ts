@@ -58,3 +58,17 @@ test("a loss that went wrong in one of the runs is told", () => {
   expect(lines.data[3]).toEqual([10, null]);
   expect(lines.summary).toContain("The compared run had not a number at step 2;");
 });
+
+test("other jobs are drawn next to this one, also beyond its last step", () => {
+  const overview = readOverview(overviewData({ job: job(0, [step(1), step(2), step(4)]) }));
+  const read = reduce(EMPTY, { kind: "overview", overview, received_s: 0 }).job;
+  const others = [{ label: "job-1", steps: read?.step_records ?? [] }];
+  const lines = lossLines(read?.step_records.slice(0, 2) ?? [], [], null, others);
+  expect(lines.series.map(({ label }) => label)).toEqual(["this job", "running mean", "job-1"]);
+  expect(lines.data).toEqual([
+    [1, 2, 4],
+    [10, 5, null],
+    [10, 5, null],
+    [10, 5, 2.5],
+  ]);
+});

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import type { Model } from "../../src/dashboard/model";
 import { Session } from "../../src/dashboard/session";
-import { ByeCode, ErrorCode, make, type MessageOf } from "../../src/protocol/messages";
-import { overviewData } from "./example";
+import { ByeCode, ErrorCode, make, type MessageOf, type Plain } from "../../src/protocol/messages";
+import { job, overviewData, step } from "./example";
 import { FakeWorld } from "./world";
 
 function opened() {
@@ -158,4 +158,64 @@ test("what cannot be read ends it with a sentence", () => {
   world.socket.saysBytes(new Uint8Array([1, 2, 3]));
   expect(model().link).toMatchObject({ kind: "refused", code: "protocol" });
   expect(world.socket.closed).toBe(true);
+});
+
+/** Answer the last question, and let the page ask the next one. */
+function answers(world: FakeWorld, data: { [name: string]: Plain }) {
+  const { id } = asked(world).at(-1) as MessageOf<"request">;
+  world.socket.says({ type: "reply", id, ok: true, data });
+  world.paint();
+  world.pass(0);
+}
+
+test("the records of a compared job are read in turn with the current job's", () => {
+  const { world, session, model } = answered();
+  world.paint();
+  session.compare("job-1");
+  expect(asked(world).at(-1)).toMatchObject({ action: "overview", arguments: { job: "job-1" } });
+  const part = job(0, [step(1), step(2)]);
+  answers(world, overviewData({ job: { ...part, job: "job-1", last_step: step(3) } }));
+  expect(asked(world).at(-1)).toMatchObject({ arguments: { job: "" } }); // nobody waits for long
+  answers(world, overviewData());
+  expect(asked(world).at(-1)).toMatchObject({ arguments: { job: "job-1", after_record: 2 } });
+  answers(world, overviewData({ job: { ...job(2, [step(3)]), job: "job-1" } }));
+  expect(
+    model()
+      .compared.get("job-1")
+      ?.job?.step_records.map(({ step }) => step),
+  ).toEqual([1, 2, 3]);
+  expect(model().job).toBeNull(); // the current one, of which there is none here
+  session.compare("job-1");
+  expect(model().compared.size).toBe(0);
+});
+
+test("an operator changes a job, and sees what came of it", () => {
+  const { world, session, model } = answered();
+  world.paint();
+  session.change("pause", "job-3");
+  expect(asked(world).at(-1)).toMatchObject({ action: "pause", arguments: { job: "job-3" } });
+  answers(world, { job: "job-3", state: "running" });
+  expect(model().outcome).toBe("job-3 will pause after its current step.");
+  session.change("resume", "job-3");
+  const { id, action } = asked(world).at(-1) as MessageOf<"request">;
+  expect(action).toBe("resume");
+  world.socket.says({ type: "reply", id, ok: false, data: { text: "job-3 is not paused" } });
+  expect(model().outcome).toBe("job-3 is not paused");
+  expect(model().failure).toBe("");
+});
+
+test("an operator reads the end of a job's log", () => {
+  const { world, session, model } = answered();
+  world.paint();
+  session.showLog("job-3");
+  expect(asked(world).at(-1)).toMatchObject({ action: "records", arguments: { job: "job-3" } });
+  const held_out = { event: "eval", step: 1, eval_loss: 4 };
+  answers(world, { records: [{ event: "note", text: "building" }, step(1), held_out] });
+  expect(model().log?.lines).toEqual([
+    "building",
+    expect.stringMatching(/^step 1: loss 10\.0000, /),
+    "step 1: held-out loss 4.0000",
+  ]);
+  session.showLog("");
+  expect(model().log).toBeNull();
 });

@@ -127,6 +127,18 @@ test("a pause drains, and comes back when it is over", async () => {
   expect(visits.length).toBe(2);
 });
 
+test("a pause for another reason says the latest one", async () => {
+  guest.welcomed();
+  guest.pause("The page is not in front.");
+  guest.pause("The battery is low.");
+  latest().end(End.BYE);
+  await settled();
+  expect(notices.at(-1)).toMatchObject({ state: State.PAUSED, reason: "The battery is low." });
+  guest.pause("The device is hot.");
+  expect(notices.at(-1)).toMatchObject({ state: State.PAUSED, reason: "The device is hot." });
+  expect(visits.length).toBe(1);
+});
+
 test("a pause that was over before the session was comes back all the same", async () => {
   guest.welcomed();
   guest.pause("hidden");

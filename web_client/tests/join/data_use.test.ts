@@ -1,5 +1,13 @@
 import { expect, test } from "vitest";
-import { DataMeter, ofCap, overCap, readCap, Span, spanName } from "../../src/join/data_use";
+import {
+  amount,
+  DataMeter,
+  overCap,
+  readCap,
+  readGigabytes,
+  Span,
+  spanName,
+} from "../../src/join/data_use";
 import { Saved } from "../../src/join/saved";
 import { storage } from "./storage";
 
@@ -20,48 +28,95 @@ test("hours, days and months are those of the local clock", () => {
 
 test("bytes are counted in both directions, and each only once", () => {
   const meter = new DataMeter(new Saved(storage()), () => new Date(2026, 0, 5));
-  meter.count(counts(70, 30));
-  meter.count(counts(80, 40));
-  expect(meter.used(Span.DAY)).toBe(120);
+  meter.count(counts(70, 30), true);
+  meter.count(counts(80, 40), true);
+  expect(meter.of(Span.DAY).bytes).toBe(120);
   meter.begin(); // the device starts anew, and its counters with it
-  meter.count(counts(5, 5));
-  expect(meter.used(Span.HOUR)).toBe(130);
-  expect(meter.used(Span.MONTH)).toBe(130);
+  meter.count(counts(5, 5), true);
+  expect(meter.of(Span.HOUR).bytes).toBe(130);
+  expect(meter.of(Span.MONTH).bytes).toBe(130);
 });
 
 test("a new hour begins at zero, and its day goes on", () => {
   let now = new Date(2026, 0, 5, 7);
   const meter = new DataMeter(new Saved(storage()), () => now);
-  meter.count(counts(100, 0));
+  meter.count(counts(100, 0), true);
   now = new Date(2026, 0, 5, 8);
-  expect(meter.used(Span.HOUR)).toBe(0);
-  meter.count(counts(150, 0));
-  expect(meter.used(Span.HOUR)).toBe(50);
-  expect(meter.used(Span.DAY)).toBe(150);
+  expect(meter.of(Span.HOUR).bytes).toBe(0);
+  meter.count(counts(150, 0), true);
+  expect(meter.of(Span.HOUR).bytes).toBe(50);
+  expect(meter.of(Span.DAY).bytes).toBe(150);
 });
 
 test("what was used before the page was closed counts", () => {
   const kept = storage();
   const now = () => new Date(2026, 0, 5, 7);
   const meter = new DataMeter(new Saved(kept), now);
-  meter.count(counts(100, 20));
+  meter.count(counts(100, 20), true);
   meter.keep();
   const again = new DataMeter(new Saved(kept), now);
-  again.count(counts(3, 0));
-  expect(again.used(Span.DAY)).toBe(123);
+  again.count(counts(3, 0), true);
+  expect(again.of(Span.DAY).bytes).toBe(123);
   kept.setItem("cleave.data", "7");
-  expect(new DataMeter(new Saved(kept), now).used(Span.DAY)).toBe(0);
+  expect(new DataMeter(new Saved(kept), now).of(Span.DAY).bytes).toBe(0);
 });
 
 test("a limit is said when it is reached, and what is no limit is none", () => {
   const cap = { bytes: 500e6, span: Span.HOUR };
-  expect(overCap(cap, 499e6)).toBeNull();
-  expect(overCap(cap, 500e6)).toBe("Your limit of 500 MB in this hour is reached.");
-  expect(overCap(null, 1e15)).toBeNull();
-  expect(ofCap(cap, 120e6)).toBe("120 MB of 500 MB in this hour");
+  const now = new Date(2026, 11, 5, 23, 30);
+  const over = (span: Span) => overCap({ bytes: 500e6, span }, 500e6, now);
+  expect(overCap(cap, 499e6, now)).toBeNull();
+  expect(over(Span.HOUR)).toBe(
+    "Your limit of 500 MB in this hour is reached. Work continues at 0:00, or with a higher limit.",
+  );
+  expect(over(Span.DAY)).toContain("Work continues at midnight, or");
+  expect(over(Span.MONTH)).toContain("Work continues on 1 January, or");
+  expect(overCap(null, 1e15, now)).toBeNull();
+  expect([2e9, 2.5e9, 100e9, 1].map((bytes) => amount({ ...cap, bytes }))).toEqual([
+    "2 GB",
+    "2.50 GB",
+    "100 GB",
+    "1 B",
+  ]);
   expect(readCap({ bytes: 5e9, span: "day" })).toEqual({ bytes: 5e9, span: Span.DAY });
   for (const none of [null, 3, {}, { bytes: NaN, span: "day" }, { bytes: 1, span: "year" }]) {
     expect(readCap(none)).toBeNull();
   }
   expect(readCap({ bytes: -1, span: "day" })).toBeNull();
+});
+
+test("only an amount above 0 is a limit, with a point or a comma", () => {
+  expect(["2", " 0.5 ", "2,5", "2.", ".25"].map(readGigabytes)).toEqual([2, 0.5, 2.5, 2, 0.25]);
+  for (const typed of [
+    "",
+    "-5",
+    "abc",
+    "0",
+    "0.0",
+    "1e9",
+    "2 GB",
+    "1.2.3",
+    "Infinity",
+    "9".repeat(400),
+  ]) {
+    expect(readGigabytes(typed), typed).toBeNull();
+  }
+});
+
+test("time and operations of a day are counted while the device works", () => {
+  let now = new Date(2026, 0, 5, 7);
+  const meter = new DataMeter(new Saved(storage()), () => now);
+  const passed = (seconds: number, flops: number, works: boolean) => {
+    now = new Date(now.getTime() + 1000 * seconds);
+    meter.count({ ...counts(0, 0), flops }, works);
+  };
+  passed(0, 0, true);
+  passed(2, 100, true);
+  passed(3, 150, false); // until now it worked
+  passed(4, 150, false);
+  passed(4, 150, true);
+  passed(3600, 200, true); // the phone slept in between
+  expect(meter.of(Span.DAY)).toMatchObject({ seconds: 2 + 3 + 5, flops: 200 });
+  now = new Date(2026, 0, 6);
+  expect(meter.of(Span.DAY)).toMatchObject({ seconds: 0, flops: 0 });
 });

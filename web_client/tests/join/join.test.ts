@@ -1,15 +1,22 @@
 import { expect, test } from "vitest";
 import { appLink, onAndroid } from "../../src/join/app";
-import { mayNotWork, offered, STANDARD } from "../../src/join/conditions";
-import { Span } from "../../src/join/data_use";
+import {
+  type Conditions,
+  mayNotWork,
+  offered,
+  STANDARD,
+  type Surroundings,
+} from "../../src/join/conditions";
 import {
   forcedKernel,
   readInvitation,
   socketAddress,
+  typedFragment,
   usedFragment,
 } from "../../src/join/invitation";
 import { deviceKind } from "../../src/join/kind";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
+import { readProject, shareOfToday } from "../../src/join/project";
 import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
 import { said } from "../../src/join/words";
@@ -89,21 +96,61 @@ test("conditions stop the work, and only those that the browser can tell are off
     hidden: true,
     hot: null,
   };
+  const now = new Date(2026, 0, 5);
+  const why = (chosen: Conditions, around: Surroundings, used = 0) =>
+    mayNotWork(chosen, around, used, now);
   expect(offered(around)).toEqual(["lowBattery", "unplugged", "hidden"]);
   expect(offered({ ...around, battery: null, metered: true })).toEqual(["hidden", "metered"]);
   expect(offered({ ...around, battery: null, hot: false })).toEqual(["hot", "hidden"]);
-  expect(mayNotWork(STANDARD, around, 0)).toContain("10 %");
+  expect(why(STANDARD, around)).toBe(
+    "The battery is low (10 %). Work continues above 20 %, or while it charges.",
+  );
   const charging = { ...around, battery: { level: 0.1, charging: true } };
-  expect(mayNotWork(STANDARD, charging, 0)).toBeNull();
-  expect(mayNotWork({ ...STANDARD, hidden: true }, charging, 0)).toContain("not in front");
-  expect(mayNotWork(STANDARD, { ...charging, metered: true }, 0)).toContain("metered");
-  expect(mayNotWork(STANDARD, { ...charging, hot: true }, 0)).toContain("hot");
-  expect(mayNotWork({ ...STANDARD, hot: false }, { ...charging, hot: true }, 0)).toBeNull();
+  expect(why(STANDARD, charging)).toBeNull();
+  expect(why({ ...STANDARD, hidden: true }, charging)).toContain("not in front");
+  expect(why(STANDARD, { ...charging, metered: true })).toContain("metered");
+  expect(why(STANDARD, { ...charging, hot: true })).toContain("hot");
+  expect(why({ ...STANDARD, hot: false }, { ...charging, hot: true })).toBeNull();
   const unplugged = { ...around, battery: { level: 0.9, charging: false } };
-  expect(mayNotWork({ ...STANDARD, unplugged: true }, unplugged, 0)).toContain("plugged in");
-  const capped = { ...STANDARD, cap: { bytes: 2e9, span: Span.DAY } };
-  expect(mayNotWork(capped, charging, 1.9e9)).toBeNull();
-  expect(mayNotWork(capped, charging, 2e9)).toBe("Your limit of 2.00 GB today is reached.");
+  expect(why({ ...STANDARD, unplugged: true }, unplugged)).toContain("plugged in");
+  expect(why(STANDARD, charging, 1.9e9)).toBeNull();
+  expect(why(STANDARD, charging, 2e9)).toContain("limit of 2 GB today");
+});
+
+test("a share of today's training counts the hours since midnight", () => {
+  const now = new Date(2026, 0, 5, 7, 30);
+  const hour = (at: number) => new Date(2026, 0, 5, at).getTime() / 3_600_000;
+  const project = readProject({
+    title: "Ada's lab",
+    about: 5,
+    flops_by_hour: [[hour(-1), 9e9], [hour(0), 60], [hour(7), 40], ["x", 1], [1]],
+  });
+  expect(project).toMatchObject({ title: "Ada's lab", about: "" });
+  expect(shareOfToday(8, project, now)).toBe("8 %");
+  expect(shareOfToday(0.2, project, now)).toBe("less than 1 %");
+  expect(shareOfToday(120, project, now)).toBe("100 %"); // the server counts later
+  expect(shareOfToday(0, project, now)).toBe("");
+  expect(shareOfToday(5, readProject(null), now)).toBe("");
+});
+
+test("a reload goes on where the owner had started, in this tab only", () => {
+  const tab = storage();
+  const saved = new Saved(storage(), tab);
+  expect(saved.helping).toBeNull();
+  saved.helping = "";
+  expect(new Saved(storage(), tab).helping).toBe("");
+  saved.helping = "#s=SERVER";
+  expect(new Saved(storage(), tab).helping).toBe("#s=SERVER");
+  expect(new Saved(storage(), storage()).helping).toBeNull();
+  saved.helping = null;
+  expect(new Saved(storage(), tab).helping).toBeNull();
+  expect(new Saved(storage()).helping).toBeNull();
+});
+
+test("a code is typed alone or in its link", () => {
+  const typed = [" 7kq4-mwx2-pdh9 ", "https://10.0.0.2:8765/join#c=AB-C&s=S"];
+  const read = typed.map((each) => readInvitation(typedFragment(each)).code);
+  expect(read).toEqual(["7kq4-mwx2-pdh9", "AB-C"]);
 });
 
 test("speed is that of the last seconds, and the use of data that of the last minute", () => {

@@ -1,6 +1,6 @@
 /** The whole page. */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 import { duration } from "../../ui/figures";
 import type { Model } from "../model";
 import type { Overview } from "../overview";
@@ -10,15 +10,22 @@ import { EnergyView } from "./EnergyView";
 import { EventsView } from "./EventsView";
 import { FleetView } from "./FleetView";
 import { Headline } from "./Headline";
+import { type JobActions, JobsView } from "./JobsView";
 import { JobView } from "./JobView";
+import type { OtherJob } from "./lossLines";
 import { NetworkView } from "./NetworkView";
 import { Connecting, Refused, Stale, Waiting } from "./Notice";
 import { PlanView } from "./PlanView";
 import { StagesView } from "./StagesView";
 import { StreamView } from "./StreamView";
 
-export function App(props: { readonly model: Model; readonly choose: (device: number) => void }) {
-  const { model, choose } = props;
+interface Props extends JobActions {
+  readonly model: Model;
+  readonly choose: (device: number) => void;
+}
+
+export function App({ model, choose, ...actions }: Props) {
+  const others = useMemo(() => othersOf(model.compared), [model.compared]);
   const { link, overview, job } = model;
   useTitle(model);
   if (link.kind === "refused") return <Refused code={link.code} text={link.text} />;
@@ -30,7 +37,10 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
       {job !== null && <Waiting job={job} />}
       <main class="page">
         <Headline model={model} overview={overview} />
-        <JobView job={job} gemms={model.gemms} devices={overview.devices.length} />
+        <JobView job={job} gemms={model.gemms} devices={overview.devices.length} others={others} />
+        {overview.jobs.length > (overview.operator ? 0 : 1) && (
+          <JobsView model={model} jobs={overview.jobs} operator={overview.operator} {...actions} />
+        )}
         {overview.stages !== null && (
           <StagesView
             step={overview.stages}
@@ -57,6 +67,10 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
       </main>
     </>
   );
+}
+
+function othersOf(compared: Model["compared"]): OtherJob[] {
+  return [...compared].map(([label, { job }]) => ({ label, steps: job?.step_records ?? [] }));
 }
 
 function TopBar(props: { readonly overview: Overview; readonly live: boolean }) {

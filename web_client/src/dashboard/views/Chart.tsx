@@ -16,6 +16,8 @@ export interface Series {
   /** It is drawn where it fits, but the scale is made without it. */
   readonly unscaled?: boolean;
   readonly thick?: boolean;
+  /** Drawn on where values are missing. */
+  readonly spans?: boolean;
   /** The figure at an index of the data, for the legend. */
   readonly value: (index: number) => string;
 }
@@ -132,6 +134,7 @@ function chartOptions(
         ...(each.fill ? { fill: theme[each.fill] } : {}),
         ...(each.dashed ? { dash: [6, 5] } : {}),
         ...(each.unscaled ? { auto: false } : {}),
+        ...(each.spans ? { spanGaps: true } : {}),
         points: each.points
           ? { show: true, size: 7, fill: theme[each.colour], stroke: theme[each.colour] }
           : { show: false },

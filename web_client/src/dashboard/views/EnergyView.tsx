@@ -19,7 +19,12 @@ export function EnergyView(props: { readonly energy: Energy }) {
           value={inWords(devices_j)}
           note={known(devices_known, devices_unknown)}
         />
-        <Figure name="PS" value={inWords(ps_j)} note={ps_j === null ? "not known" : ps_basis} />
+        <Figure
+          name="Server"
+          value={inWords(ps_j)}
+          note={ps_j === null ? "not known" : ps_basis}
+          about="The machine that runs the server, with everything that it does."
+        />
         <Figure
           name="Carbon"
           value={carbon(gco2e)}

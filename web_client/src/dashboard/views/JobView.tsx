@@ -11,12 +11,13 @@ import { Chart } from "./Chart";
 import { Figure } from "./Figure";
 import { GemmChart } from "./GemmChart";
 import { stepOf } from "./Headline";
-import { lossLines } from "./lossLines";
+import { lossLines, type OtherJob } from "./lossLines";
 
 export function JobView(props: {
   readonly job: JobModel | null;
   readonly gemms: readonly FinishedGemm[];
   readonly devices: number;
+  readonly others: readonly OtherJob[];
 }) {
   const { job } = props;
   if (job === null) return <NoJob devices={props.devices} />;
@@ -47,21 +48,28 @@ export function JobView(props: {
           value={seconds(recent?.step_s ?? null)}
           note="median of the last steps"
         />
-        <Figure name="of it PS" value={seconds(recent?.ps_s ?? null)} note={part(recent, "ps_s")} />
         <Figure
-          name="of it fleet"
+          name="On the server"
+          value={seconds(recent?.ps_s ?? null)}
+          note={part(recent, "ps_s")}
+          about="Time of a step in which the server computes: the loss, the update of the weights, and what it does not give to devices."
+        />
+        <Figure
+          name="On devices"
           value={seconds(recent?.fleet_s ?? null)}
           note={part(recent, "fleet_s")}
+          about="Time of a step in which the server waits for devices: they receive, compute and send."
         />
         <Figure
           name="Traffic"
           value={recent?.traffic_ratio == null ? "–" : `${recent.traffic_ratio.toFixed(2)} ×`}
           note="of the least possible"
+          about="Bytes sent and received in a step, divided by the fewest that this step needs."
         />
       </dl>
       {job.step_records.length > 0 ? (
         <div class="charts">
-          <LossChart job={job} />
+          <LossChart job={job} others={props.others} />
           <TimeChart job={job} />
           {props.gemms.length > 1 && <GemmChart gemms={props.gemms} />}
         </div>
@@ -96,11 +104,11 @@ function NoJob(props: { readonly devices: number }) {
   );
 }
 
-function LossChart(props: { readonly job: JobModel }) {
+function LossChart(props: { readonly job: JobModel; readonly others: readonly OtherJob[] }) {
   const { step_records, eval_records, largest_difference } = props.job;
   const lines = useMemo(
-    () => lossLines(step_records, eval_records, largest_difference),
-    [step_records, eval_records, largest_difference],
+    () => lossLines(step_records, eval_records, largest_difference, props.others),
+    [step_records, eval_records, largest_difference, props.others],
   );
   return <Chart title="Loss" axisText={fourDigits} {...lines} />;
 }
@@ -114,7 +122,7 @@ function TimeChart(props: { readonly job: JobModel }) {
   const summary =
     recent === null
       ? "No step yet."
-      : `In the last steps ${seconds(recent.ps_s)} for the PS and ${seconds(recent.fleet_s)} for the fleet.`;
+      : `In the last steps ${seconds(recent.ps_s)} for the server and ${seconds(recent.fleet_s)} for the devices.`;
   return (
     <Chart
       title={clock === "virtual" ? "Step time, fleet on its virtual clock" : "Step time"}
@@ -124,9 +132,14 @@ function TimeChart(props: { readonly job: JobModel }) {
       most={most}
       axisText={seconds}
       series={[
-        { label: "PS", colour: "soft", fill: "line", value: (i) => seconds(data[1][i] ?? null) },
         {
-          label: "waiting for the fleet",
+          label: "server",
+          colour: "soft",
+          fill: "line",
+          value: (i) => seconds(data[1][i] ?? null),
+        },
+        {
+          label: "waiting for devices",
           colour: "accent",
           fill: "accentSoft",
           value: (i) => seconds((data[2][i] ?? 0) - (data[1][i] ?? 0)),
@@ -142,7 +155,7 @@ function fourDigits(value: number): string {
 
 function part(recent: Pace | null, of: "ps_s" | "fleet_s"): string {
   if (recent === null || recent.ps_s + recent.fleet_s <= 0) return "–";
-  return percent(recent[of] / (recent.ps_s + recent.fleet_s));
+  return `${percent(recent[of] / (recent.ps_s + recent.fleet_s))} of a step`;
 }
 
 function stateTone(state: string): string {

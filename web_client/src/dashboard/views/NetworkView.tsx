@@ -43,7 +43,7 @@ export function NetworkView(props: {
       <table class="plain">
         <thead>
           <tr>
-            <th scope="col">of the PS</th>
+            <th scope="col">server</th>
             <th scope="col">now</th>
             <th scope="col">card</th>
             <th scope="col">used</th>

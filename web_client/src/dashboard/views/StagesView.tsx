@@ -45,7 +45,9 @@ export function StagesView({ step, devices, chosen, choose }: Props) {
               <th scope="col">devices</th>
               <th scope="col">forward</th>
               <th scope="col">backward</th>
-              <th scope="col">sums here</th>
+              <th scope="col" title="Micro-batches whose gradients the server has added up">
+                summed
+              </th>
             </tr>
           </thead>
           <tbody>
@@ -110,9 +112,9 @@ function Row(props: {
         ))}
         {others > 0 && <span class="soft">and {count(others)} more</span>}
       </td>
-      <Passed number={stage.forward} of={batches} />
-      <Passed number={stage.backward} of={batches} />
-      <Passed number={stage.landed} of={batches} />
+      <Passed name="forward" number={stage.forward} of={batches} />
+      <Passed name="backward" number={stage.backward} of={batches} />
+      <Passed name="summed" number={stage.landed} of={batches} />
     </tr>
   );
 }
@@ -143,9 +145,9 @@ function HolderLine(props: {
   );
 }
 
-function Passed(props: { readonly number: number; readonly of: number }) {
+function Passed(props: { readonly name: string; readonly number: number; readonly of: number }) {
   return (
-    <td>
+    <td data-name={props.name}>
       {count(props.number)} of {count(props.of)}
     </td>
   );

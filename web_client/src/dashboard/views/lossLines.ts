@@ -6,6 +6,15 @@ import { lossSeries, smooth } from "../series";
 import { difference, loss } from "../text";
 import type { Series } from "./Chart";
 
+/** Another job whose losses are drawn as well. */
+export interface OtherJob {
+  readonly label: string;
+  readonly steps: readonly StepRecord[];
+}
+
+/** Other jobs that fit a chart, each in a colour of its own. */
+export const OTHER_COLOURS = ["warning", "bad", "text", "soft"] as const;
+
 export interface LossLines {
   readonly data: uPlot.AlignedData;
   readonly series: readonly Series[];
@@ -17,20 +26,27 @@ export interface LossLines {
  * A job's losses, and those of the run that it is compared with, if there is one.
  *
  * @param largest_difference from the compared run's losses so far; null where none was compared
+ * @param others other jobs, of which the running means are drawn
  */
 export function lossLines(
   steps: readonly StepRecord[],
   evals: readonly EvalRecord[],
   largest_difference: number | null,
+  others: readonly OtherJob[] = [],
 ): LossLines {
-  const [at, losses, held, against] = lossSeries(steps, evals);
-  const trend = smooth(losses);
+  const series = lossSeries(
+    steps,
+    evals,
+    others.map((other) => other.steps),
+  );
+  const [at, losses = [], held = [], against = [], ...theirs] = series;
+  const trend = trendOf(losses);
   const compared = steps.filter((record) => record.against_loss !== null).at(-1);
   const largest =
     largest_difference === null ? null : `largest difference ${difference(largest_difference)}`;
   const lines: readonly (Series & { readonly values: readonly (number | null)[] })[] = [
     {
-      label: compared === undefined ? "step" : "this job",
+      label: compared === undefined && others.length === 0 ? "step" : "this job",
       colour: "soft",
       value: figure(losses),
       values: losses,
@@ -55,6 +71,18 @@ export function lossLines(
           },
         ]
       : []),
+    ...others.map(({ label }, index) => {
+      const values = trendOf(theirs[index] ?? []);
+      return {
+        label,
+        colour: OTHER_COLOURS[index % OTHER_COLOURS.length] ?? "text",
+        dashed: true,
+        thick: true,
+        spans: true,
+        value: newest(values),
+        values,
+      };
+    }),
     ...(evals.length > 0
       ? [
           {
@@ -73,6 +101,13 @@ export function lossLines(
     summary: [range(steps), comparison(compared, largest)].filter((part) => part !== "").join(" "),
     ...(largest === null ? {} : { note: largest }),
   };
+}
+
+/** The running mean, where there is a loss. */
+function trendOf(values: readonly (number | null)[]): (number | null)[] {
+  const means = smooth(values.filter((value) => value !== null));
+  let at = 0;
+  return values.map((value) => (value === null ? null : (means[at++] ?? null)));
 }
 
 function range(steps: readonly StepRecord[]): string {
