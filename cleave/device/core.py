@@ -92,19 +92,14 @@ class DeviceCore:
     def held(self) -> HeldArrays | None:
         """Return what the device has if the connection is lost now; None if that is of no use.
 
-        Outputs of unfinished runs are not included.
+        Outputs of runs that are unfinished, failed or cancelled are not included.
         """
         if self.welcome is None:
             return self._held
         if Feature.KEEPS not in self._features:
             return None
-        unfinished = {
-            id(output)
-            for order in self._running.values()
-            if isinstance(order, GraphRun)
-            for output in order.outputs
-        }
-        kept = {name: one for name, one in self._store.items() if id(one) not in unfinished}
+        store = self._store.items()
+        kept = {name: one for name, one in store if not isinstance(one, Kept) or one.made}
         graphs = any(isinstance(one, StoredGraph) for one in kept.values())
         return HeldArrays(self.welcome.arrays, kept) if graphs else None
 
@@ -166,6 +161,8 @@ class DeviceCore:
         self.blocks += 1
         self.flops += order.flops
         if isinstance(order, GraphRun):
+            for output in filter(None, order.outputs):
+                output.made = True
             return [messages.Computed(run, compute_s)]
         return [
             messages.Result(run, order.rows, order.columns, order.out.value, compute_s, payload)
