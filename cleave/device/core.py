@@ -8,7 +8,7 @@ in sequence, because an order may need the outputs of an earlier order.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cleave import coding as codes
@@ -92,19 +92,20 @@ class DeviceCore:
     def held(self) -> HeldArrays | None:
         """Return what the device has if the connection is lost now; None if that is of no use.
 
-        Outputs of unfinished runs are not included.
+        Outputs of runs that are unfinished, failed or cancelled are not included. Graphs are opened
+        again, because a run that has begun may still use them.
         """
         if self.welcome is None:
             return self._held
         if Feature.KEEPS not in self._features:
             return None
-        unfinished = {
-            id(output)
-            for order in self._running.values()
-            if isinstance(order, GraphRun)
-            for output in order.outputs
+        store = self._store.items()
+        kept = {name: one for name, one in store if not isinstance(one, Kept) or one.made}
+        kept |= {
+            name: replace(one, memory=None, session=None)
+            for name, one in store
+            if isinstance(one, StoredGraph)
         }
-        kept = {name: one for name, one in self._store.items() if id(one) not in unfinished}
         graphs = any(isinstance(one, StoredGraph) for one in kept.values())
         return HeldArrays(self.welcome.arrays, kept) if graphs else None
 
@@ -166,6 +167,8 @@ class DeviceCore:
         self.blocks += 1
         self.flops += order.flops
         if isinstance(order, GraphRun):
+            for output in filter(None, order.outputs):
+                output.made = True
             return [messages.Computed(run, compute_s)]
         return [
             messages.Result(run, order.rows, order.columns, order.out.value, compute_s, payload)

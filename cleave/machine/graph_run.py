@@ -56,6 +56,7 @@ class Kept:
         value: the output array, in the memory of the processor that computed it; None until then.
         replaces: older output with the same ID, which is an input of the run that computes this
             output; None after the run, or if this output replaces no older output.
+        made: whether the run that computes this output has ended well.
         returned: whether a `result` message shares the array's memory. If so, the memory must not
             be overwritten.
     """
@@ -63,6 +64,7 @@ class Kept:
     nbytes: int
     value: Any = None
     replaces: Kept | None = None
+    made: bool = False
     returned: bool = False
 
 

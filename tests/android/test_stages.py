@@ -33,6 +33,7 @@ from cleave.workload.models.build import build_model
 from cleave.workload.registry import find_model
 from tests.android.jvm import GraphClasses
 from tests.graphs.models import plain_gradients, trained
+from tests.integration import cuts
 from tests.integration.processes import (
     PATIENCE_S,
     losses,
@@ -156,6 +157,20 @@ def test_it_keeps_weights_and_optimizer_state(
         kept = replace(job, method="stages", state="devices")
         train(kept, RunFolder(tmp_path / "run"), TrainContext(listening.fleet, found.append))
     seen = [record.loss for record in found if isinstance(record, StepRecord)]
+    assert seen == pytest.approx(plain_losses(job), rel=1e-4)
+
+
+@pytest.mark.nightly
+def test_it_keeps_them_though_its_connection_is_cut(
+    graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
+) -> None:
+    job = stages_job(corpus_file, cuts.STEPS)
+    with (
+        cleave.serve(stages_on="any") as served,
+        cuts.cutting(served.live.manager) as cut,
+        device(graph_classes, served.url, tmp_path / "jvm"),
+    ):
+        seen = cuts.losses_with_cuts(served, cut, job, tmp_path / "run")
     assert seen == pytest.approx(plain_losses(job), rel=1e-4)
 
 

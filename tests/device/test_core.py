@@ -270,6 +270,27 @@ def test_what_a_run_without_graph_was_to_replace_has_no_value() -> None:
     assert fetched.array.value is None
 
 
+# --- arrays from before -----------------------------------------------------------------------
+
+
+def test_of_outputs_only_those_that_their_runs_have_made_are_held() -> None:
+    keeps = replace(WELCOME, features=("graphs", "keeps"), arrays="A")
+    core = DeviceCore(1000, keeps.features)
+    for message in (keeps, GRAPH, X):
+        core.received(message)
+    for run, output in enumerate((10, 11, 12), start=1):
+        core.received(replace(RUN, id=run, outputs=(output,)))
+        core.computed(run, b"", 0.5)
+    core.received(replace(RUN, id=4, inputs=(11,), outputs=(11,)))  # not answered
+    core.received(replace(RUN, id=5, outputs=(13,)))
+    core.failed(5, "it is too hot")
+    core.received(replace(RUN, id=6, outputs=(14,)))
+    core.received(messages.Cancel((6,)))
+    core.received(replace(RUN, id=7, graph=8, inputs=(12,), outputs=(12,)))  # refused
+    assert core.held is not None
+    assert {*core.held.store} == {1, 9, 10}
+
+
 def _put(name: int, rows: int, columns: int, dtype: DType = DType.FP32) -> messages.Put:
     payload = bytes(rows * columns * dtype.itemsize)
     return messages.Put(name, rows, columns, dtype.value, payload)

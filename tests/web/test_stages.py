@@ -22,6 +22,7 @@ from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from tests.graphs.models import trained
+from tests.integration import cuts
 from tests.integration.processes import (
     PATIENCE_S,
     losses,
@@ -149,6 +150,22 @@ def test_devices_of_every_kind_train_alike_and_none_is_accused(
     assert auditor.counters.outputs > 0
     assert auditor.counters.sums > 0
     assert auditor.counters.faults == 0
+
+
+@pytest.mark.parametrize("kernel", ["wasm", "webgpu"])
+def test_a_browser_keeps_weights_and_optimizer_state_though_its_connection_is_cut(
+    browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, kernel: str
+) -> None:
+    job = stages_job(corpus_file, cuts.STEPS)
+    pages = Pages.of_package().answer
+    with (
+        cleave.serve(stages_on="any", pages=pages) as served,
+        cuts.cutting(served.live.manager) as cut,
+        visit(browser) as page,
+    ):
+        join(page, forced(page_address(served.url), kernel))
+        seen = cuts.losses_with_cuts(served, cut, job, tmp_path)
+    assert seen == pytest.approx(plain_losses(job), rel=1e-4)
 
 
 @pytest.mark.parametrize("state", ["server", "devices"])

@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 type Hex = string | { hex: string; times: number } | Hex[];
 
 /** The features whose vectors this client passes. */
-const FEATURES = ["measure", "graphs", "coding"];
+const FEATURES = ["measure", "graphs", "coding", "keeps"];
 
 /** The vectors of one file that are for this client, with integers beyond 2^53 as bigints. */
 export function vectors<T>(file: string): T[] {

@@ -22,6 +22,8 @@ interface Running {
   readonly flops: number;
   /** What the result is; null where a graph keeps its outputs here. */
   readonly shape: Shape | null;
+  /** The outputs that a graph keeps here. */
+  readonly outputs: readonly Output[];
 }
 
 /** Who has the elements of an array that was put. */
@@ -37,10 +39,25 @@ const MOST_FLOPS = 1e15;
 
 type OfGraphs = Extract<Message, { type: "graph" | "concat" | "run_graph" | "fetch" }>;
 
+/** An output of a graph, which its run has made or will make. */
+interface Output {
+  readonly kind: "output";
+  readonly bytes: number;
+  made: boolean;
+}
+
 /** What was put, or made, under an id. */
 type Stored =
   | { readonly kind: "array"; readonly matrix: Matrix; readonly bytes: number; place: Place }
-  | { readonly kind: "indices" | "joined" | "output" | "graph"; readonly bytes: number };
+  | { readonly kind: "indices" | "joined" | "graph"; readonly bytes: number }
+  | Output;
+
+/** The arrays and graphs that a device still has after its connection was lost. */
+export interface HeldArrays {
+  /** What `welcome` called them. */
+  readonly of: string;
+  readonly store: ReadonlyMap<bigint, Stored>;
+}
 
 /** One device's memory and tasks. */
 export class DeviceCore {
@@ -63,10 +80,12 @@ export class DeviceCore {
    * @param memory_bytes what it offered in `hello`; going over it is the PS's fault and ends the
    *   session
    * @param offers the features that it named, each of which it has once the PS names it
+   * @param resumes what it still has from its last session, which `hello` names in `holds`
    */
   constructor(
     readonly memory_bytes: number,
     private readonly offers: readonly string[] = [],
+    private resumes: HeldArrays | null = null,
   ) {}
 
   /** Whether a feature is part of this session. */
@@ -121,7 +140,7 @@ export class DeviceCore {
       case "welcome":
         if (this.welcome) break;
         this.welcome = message;
-        return [];
+        return this.#resume(message.arrays);
     }
     throw new ProtocolError(`a device does not expect a ${message.type} message here`);
   }
@@ -132,6 +151,7 @@ export class DeviceCore {
     if (!running) return [];
     this.blocks += 1;
     this.flops += running.flops;
+    for (const output of running.outputs) output.made = true;
     const seconds = Math.max(0, compute_s);
     if (!running.shape) {
       this.graphs += 1;
@@ -159,11 +179,46 @@ export class DeviceCore {
     return [{ kind: "send", message: { type: "drain" } }];
   }
 
-  /** The session is over: nothing is wanted any more, and nothing is kept. */
-  end(): Action[] {
+  /**
+   * The arrays and graphs that the device may keep if its connection is lost now; null if there are
+   * none of use. Outputs that no run has made yet are not among them, nor what only a kernel has.
+   */
+  get held(): HeldArrays | null {
+    if (!this.welcome) return this.resumes;
+    const { arrays } = this.welcome;
+    if (!this.#has(Feature.KEEPS) || !arrays || this.draining) return null;
+    const kept = [...this.#store].filter(
+      ([, stored]) =>
+        !(stored.kind === "output" && !stored.made) &&
+        !(stored.kind === "array" && stored.place === Place.KERNEL),
+    );
+    const graphs = kept.some(([, { kind }]) => kind === "graph");
+    return graphs ? { of: arrays, store: new Map(kept) } : null;
+  }
+
+  /** The session is over: nothing is wanted any more, and only `held` is kept. */
+  end(held: HeldArrays | null = null): Action[] {
     this.#running.clear();
     this.#results_bytes = 0;
-    return this.#drop([...this.#store.keys()]);
+    const actions = this.#drop([...this.#store.keys()].filter((id) => !held?.store.has(id)));
+    this.#store.clear();
+    this.#stored_bytes = 0;
+    this.resumes = null;
+    return actions;
+  }
+
+  /** Tell the PS what the device still has, or drop it where the PS does not know it any more. */
+  #resume(arrays: string): Action[] {
+    const held = this.resumes;
+    this.resumes = null;
+    if (!held) return [];
+    for (const [id, stored] of held.store) {
+      this.#store.set(id, stored);
+      this.#stored_bytes += stored.bytes;
+    }
+    const ids = [...held.store.keys()];
+    if (held.of !== arrays || !this.#has(Feature.KEEPS)) return this.#drop(ids);
+    return [{ kind: "send", message: { type: "held", ids } }];
   }
 
   #take(run: bigint): Running | undefined {
@@ -303,6 +358,14 @@ export class DeviceCore {
       }
       seen.add(name);
     }
+    const made = new Map(
+      kept.map((name, n): [bigint, Output] => [
+        name,
+        { kind: "output", bytes: output_bytes[n]!, made: false },
+      ]),
+    );
+    // Even if this run fails, what it replaces is lost.
+    for (const name of replaced) this.#store.set(name, made.get(name)!);
     if (this.#store.get(graph)?.kind !== "graph") {
       throw new CannotRun(`graph ${graph} is not here`, replaced);
     }
@@ -313,12 +376,17 @@ export class DeviceCore {
       }
     }
     const given = inputs.flatMap((name) => this.#given(name, replaced));
-    for (const [n, name] of kept.entries()) {
-      if (!replaced.includes(name)) this.#keep(name, { kind: "output", bytes: output_bytes[n]! });
+    for (const [name, output] of made) {
+      if (!replaced.includes(name)) this.#keep(name, output);
     }
     const order = { run: id, graph, inputs, outputs, output_bytes };
     return {
-      running: { bytes: 0, flops: Math.min(Number(flops), MOST_FLOPS), shape: null },
+      running: {
+        bytes: 0,
+        flops: Math.min(Number(flops), MOST_FLOPS),
+        shape: null,
+        outputs: [...made.values()],
+      },
       actions: [...given, { kind: "graph", order }],
     };
   }
@@ -344,7 +412,7 @@ export class DeviceCore {
     const order = { run: id, array, first_row, rows, columns, out };
     const shape = { rows, columns, dtype: out };
     return {
-      running: { bytes, flops: 0, shape },
+      running: { bytes, flops: 0, shape, outputs: [] },
       actions: [...this.#given(array), { kind: "fetch", order }],
     };
   }
@@ -395,7 +463,7 @@ export class DeviceCore {
       const shape = { rows, columns, dtype: out };
       const actions: Action[] = this.#held(message.inputs);
       actions.push({ kind: "compute", run: message.id, product });
-      return { running: { bytes, flops: flopsOf(product), shape }, actions };
+      return { running: { bytes, flops: flopsOf(product), shape, outputs: [] }, actions };
     });
   }
 

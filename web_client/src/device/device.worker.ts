@@ -33,7 +33,11 @@ class Device {
   constructor(start: Start) {
     this.#start = start;
     this.#keys = { credential: start.credential, join_code: start.join_code };
-    const say = () => this.report();
+    const say = ({ state }: Notice) => {
+      // Its owner has the memory back.
+      if (state === State.PAUSED || state === State.ENDED) this.#session?.forget();
+      this.report();
+    };
     this.#guest = new Guest(() => this.#connect(), say, realClock, Math.random);
     if (start.paused !== null) this.#guest.pause(start.paused);
     addEventListener("offline", () => this.#guest.offline());
@@ -83,9 +87,7 @@ class Device {
     const { memory_bytes, threads } = this.#start;
     // Where the GPU multiplies faster than the processor, it computes layers faster, too.
     const build = kernel.name === KernelName.WEBGPU ? "gpu" : "processor";
-    const graphs = runsGraphs(memory_bytes)
-      ? new GraphThread(() => startGraphWorker(build, threads))
-      : null;
+    const graphs = runsGraphs(memory_bytes);
     const hello = make("hello", {
       role: Role.DEVICE,
       version: VERSION,
@@ -97,7 +99,7 @@ class Device {
       flops_per_s,
       kind: this.#start.device_kind,
       versions: [VERSION],
-      features: graphs ? [Feature.GRAPHS, Feature.CODING] : [Feature.CODING],
+      features: graphs ? [Feature.GRAPHS, Feature.CODING, Feature.KEEPS] : [Feature.CODING],
     });
     const socket = new WebSocket(this.#start.address);
     const ask = (url: string, options: RequestInit) => fetch(url, options);
@@ -110,7 +112,12 @@ class Device {
       }
       this.#guest.welcomed();
     };
-    this.#session = new Session(socket, kernel, hello, realClock, probe, welcomed, graphs);
+    const kept = this.#session?.take();
+    const runner = graphs
+      ? (kept?.graphs ?? new GraphThread(() => startGraphWorker(build, threads)))
+      : null;
+    const held = kept?.arrays ?? null;
+    this.#session = new Session(socket, kernel, hello, realClock, probe, welcomed, runner, held);
     return this.#session;
   }
 

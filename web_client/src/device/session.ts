@@ -17,7 +17,7 @@ import {
 } from "../protocol/messages";
 import type { Clock } from "./clock";
 import type { Action } from "./actions";
-import { DeviceCore } from "./core";
+import { DeviceCore, type HeldArrays } from "./core";
 import type { Probe } from "./health";
 
 /** What a session needs of a WebSocket. */
@@ -58,9 +58,16 @@ export interface Counts {
   readonly up_bytes: number;
 }
 
+/** What a device keeps after its connection was lost: arrays, and what runs graphs on them. */
+export interface Kept {
+  readonly arrays: HeldArrays;
+  readonly graphs: GraphRunner;
+}
+
 /** Serves a PS over a socket until the session ends. */
 export class Session {
   readonly core: DeviceCore;
+  readonly #hello: MessageOf<"hello">;
   readonly #socket: Socket;
   readonly #kernel: Kernel;
   readonly #clock: Clock;
@@ -74,22 +81,27 @@ export class Session {
   #opened = false;
   #end: ((ending: Ending) => void) | null = null;
   #ended: Ending | null = null;
+  #kept: Kept | null = null;
 
   /**
    * @param probe whether the PS is there, asked when it was silent for long
-   * @param graphs what runs graphs, where `hello` names the feature; the session closes it
+   * @param graphs what runs graphs, where `hello` names the feature; the session closes it, unless
+   *   it keeps it for the next session
+   * @param held what `graphs` still has from the last session
    */
   constructor(
     socket: Socket,
     kernel: Kernel,
-    private readonly hello: MessageOf<"hello">,
+    hello: MessageOf<"hello">,
     clock: Clock,
     probe: Probe,
     private readonly onWelcome: (welcome: MessageOf<"welcome">) => void,
     private readonly graphs: GraphRunner | null = null,
+    held: HeldArrays | null = null,
   ) {
     const has = (feature: string) => graphs !== null || feature !== Feature.GRAPHS;
-    this.core = new DeviceCore(hello.memory_bytes, hello.features.filter(has));
+    this.core = new DeviceCore(hello.memory_bytes, hello.features.filter(has), held);
+    this.#hello = held ? { ...hello, holds: held.of } : hello;
     this.#socket = socket;
     this.#kernel = kernel;
     this.#clock = clock;
@@ -114,15 +126,18 @@ export class Session {
       socket.binaryType = "arraybuffer";
       socket.onopen = () => {
         this.#opened = true;
-        this.#send(this.hello);
+        this.#send(this.#hello);
       };
       socket.onmessage = ({ data }) => this.#receive(data);
-      socket.onclose = () => this.#finish(lost(this.#closedText()));
+      socket.onclose = () => this.drop(this.#closedText());
       this.#after(HANDSHAKE_S, () => {
-        if (!this.core.welcome) this.#finish(lost("the server does not answer"));
+        if (!this.core.welcome) this.drop("the server does not answer");
       });
       this.#kernel.lost.then((reason) => this.#finish(lost(`the kernel stopped: ${reason}`)));
-      this.graphs?.lost.then((reason) => this.#finish(lost(`graphs stopped: ${reason}`)));
+      this.graphs?.lost.then((reason) => {
+        this.forget();
+        this.#finish(lost(`graphs stopped: ${reason}`));
+      });
     });
   }
 
@@ -140,9 +155,21 @@ export class Session {
     this.#finish({ end: End.LEFT, text: reason, code: null, back_s: 0 });
   }
 
-  /** The network is gone: do not wait until the socket notices. */
+  /** The connection is gone: do not wait until the socket notices. What may be kept is kept. */
   drop(reason: string): void {
-    this.#finish(lost(reason));
+    this.#finish(lost(reason), true);
+  }
+
+  /** Return what it keeps, for the next session, and keep it no longer; null if it keeps nothing. */
+  take(): Kept | null {
+    const kept = this.#kept;
+    this.#kept = null;
+    return kept;
+  }
+
+  /** Free what it keeps. */
+  forget(): void {
+    this.take()?.graphs.close();
   }
 
   /** Tell the PS how the device is. */
@@ -156,17 +183,19 @@ export class Session {
     try {
       if (!(data instanceof ArrayBuffer)) throw new ProtocolError("a message is binary, not text");
       this.#down_bytes += data.byteLength;
-      if (data.byteLength > MAX_HEADER_BYTES + this.hello.memory_bytes) {
+      if (data.byteLength > MAX_HEADER_BYTES + this.#hello.memory_bytes) {
         this.#finish(lost("the server sent a message that is longer than this device takes"));
         return;
       }
       const message = decode(new Uint8Array(data));
       if (message.type === "bye") {
         const text = message.reason || "the server ended the session";
-        this.#finish({ end: End.BYE, text, code: null, back_s: leastWait_s(message) });
+        const back_s = leastWait_s(message);
+        this.#finish({ end: End.BYE, text, code: null, back_s }, !this.core.welcome);
       } else if (message.type === "error") {
         const { code, message: text } = message;
-        this.#finish({ end: End.REFUSED, text, code, back_s: leastWait_s(message) });
+        const back_s = leastWait_s(message);
+        this.#finish({ end: End.REFUSED, text, code, back_s }, !this.core.welcome);
       } else if (!this.core.welcome && message.type !== "welcome") {
         throw new ProtocolError(`a device expects no ${message.type} before its welcome`);
       } else {
@@ -198,7 +227,7 @@ export class Session {
       if (waits === 0 || waits < waiting_bytes) moved_s = now_s;
       waiting_bytes = waits;
       if (now_s - moved_s > SILENCE_S) {
-        this.#finish(lost("the server takes nothing any more"));
+        this.drop("the server takes nothing any more");
         return;
       }
       if (now_s - this.#heard_s > SILENCE_S) void this.#ask();
@@ -219,7 +248,7 @@ export class Session {
     const there = await this.#probe();
     this.#asking = false;
     if (there) this.#heard_s = this.#clock.now_s();
-    else if (this.#heard_s === silent_s) this.#finish(lost("the server is gone"));
+    else if (this.#heard_s === silent_s) this.drop("the server is gone");
   }
 
   #act(actions: readonly Action[]): void {
@@ -310,13 +339,17 @@ export class Session {
     return this.#opened ? "the connection was lost" : "no server answers";
   }
 
-  #finish(ending: Ending): void {
+  /** End the session. If `keeps`, keep what a later session can use. */
+  #finish(ending: Ending, keeps = false): void {
     if (this.#ended) return;
     this.#ended = ending;
     for (const cancel of this.#timers) cancel();
     this.#timers.clear();
-    this.#act(this.core.end());
-    this.graphs?.close();
+    const { graphs } = this;
+    const arrays = keeps ? this.core.held : null;
+    this.#act(this.core.end(arrays));
+    if (graphs && arrays) this.#kept = { arrays, graphs };
+    else graphs?.close();
     this.#socket.onopen = null;
     this.#socket.onmessage = null;
     this.#socket.onclose = null;

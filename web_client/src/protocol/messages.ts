@@ -13,6 +13,7 @@ export enum Op {
 export enum Feature {
   GRAPHS = "graphs",
   CODING = "coding",
+  KEEPS = "keeps",
 }
 
 /** Who says hello. */

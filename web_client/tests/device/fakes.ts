@@ -2,6 +2,7 @@
 
 import type { Clock } from "../../src/device/clock";
 import type { Socket } from "../../src/device/session";
+import type { Done, GraphRunner } from "../../src/graphs/graph_thread";
 import {
   type Kernel,
   KernelName,
@@ -136,5 +137,44 @@ export class FakeKernel implements Kernel {
 
   close(): void {
     this.#waiting.length = 0;
+  }
+}
+
+/** Keeps what it is given, and makes every run wait. */
+export class FakeGraphs implements GraphRunner {
+  readonly kept = new Set<bigint>();
+  closed = false;
+  readonly lost: Promise<string>;
+  lose: (reason: string) => void = () => undefined;
+
+  constructor() {
+    this.lost = new Promise((resolve) => {
+      this.lose = resolve;
+    });
+  }
+
+  keep(id: bigint): void {
+    this.kept.add(id);
+  }
+
+  join(id: bigint, ids: readonly bigint[]): void {
+    this.forget(ids);
+    this.kept.add(id);
+  }
+
+  forget(ids: readonly bigint[]): void {
+    for (const id of ids) this.kept.delete(id);
+  }
+
+  run(): Promise<Done | null> {
+    return new Promise(() => undefined);
+  }
+
+  fetch(): Promise<Done | null> {
+    return new Promise(() => undefined);
+  }
+
+  close(): void {
+    this.closed = true;
   }
 }

@@ -1,6 +1,6 @@
-import { beforeEach, expect, test } from "vitest";
+import { beforeEach, describe, expect, test } from "vitest";
 import { decode, encode } from "../../src/coding/exponents";
-import { End, type Ending, Session } from "../../src/device/session";
+import { End, type Ending, type Kept, Session } from "../../src/device/session";
 import { DType } from "../../src/kernels/kernel";
 import {
   ByeCode,
@@ -11,7 +11,7 @@ import {
   type MessageOf,
   Role,
 } from "../../src/protocol/messages";
-import { FakeClock, FakeKernel, FakeSocket, settled } from "./fakes";
+import { FakeClock, FakeGraphs, FakeKernel, FakeSocket, settled } from "./fakes";
 
 const HELLO: MessageOf<"hello"> = make("hello", {
   role: Role.DEVICE,
@@ -327,4 +327,111 @@ test("what was not agreed on is refused", async () => {
   socket.receive({ type: "code_results" });
   await settled();
   expect(socket.sent.at(-1)).toMatchObject({ type: "error", code: ErrorCode.PROTOCOL });
+});
+
+describe("a device that runs graphs", () => {
+  const features = [Feature.GRAPHS, Feature.KEEPS];
+  let graphs: FakeGraphs;
+
+  function sessionWith(kept: Kept | null): void {
+    socket = new FakeSocket();
+    const hello = { ...HELLO, features };
+    const probe = () => Promise.resolve(true);
+    const runner = kept?.graphs ?? graphs;
+    const held = kept?.arrays ?? null;
+    session = new Session(socket, kernel, hello, clock, probe, () => undefined, runner, held);
+    session.run().then((ended) => {
+      ending = ended;
+    });
+    socket.open();
+  }
+
+  function welcome(arrays: string): void {
+    socket.receive(make("welcome", { device: 7n, features, arrays }));
+  }
+
+  /** It has a graph, and an output that no run has made. */
+  beforeEach(() => {
+    graphs = new FakeGraphs();
+    sessionWith(null);
+    welcome("A");
+    socket.receive({ type: "graph", id: 1n, products: "", payload: new Uint8Array(10) });
+    const outputs = { outputs: [2n], output_bytes: [8] };
+    socket.receive({ type: "run_graph", id: 1n, graph: 1n, inputs: [], ...outputs, flops: 1 });
+  });
+
+  test("continues with its arrays after a lost connection", () => {
+    socket.break();
+    expect(graphs.closed).toBe(false);
+    const kept = session.take();
+    expect(session.take()).toBeNull();
+    sessionWith(kept);
+    expect(socket.sent[0]).toMatchObject({ type: "hello", holds: "A" });
+    welcome("A");
+    expect(socket.sent.slice(1)).toEqual([{ type: "held", ids: [1n] }]);
+    expect([...graphs.kept]).toEqual([1n]);
+    session.leave("stopped");
+    expect(graphs.closed).toBe(true);
+    expect(session.take()).toBeNull();
+  });
+
+  test("drops its arrays where the server has others, and keeps those of the new session", () => {
+    socket.break();
+    sessionWith(session.take());
+    welcome("B");
+    expect(socket.types).toEqual(["hello"]);
+    expect(graphs.kept.size).toBe(0);
+    socket.receive({ type: "graph", id: 1n, products: "", payload: new Uint8Array(10) });
+    session.drop("the network is gone");
+    expect(session.take()?.arrays.of).toBe("B");
+  });
+
+  test.each<[string, () => void]>([
+    ["goodbye", () => socket.receive(make("bye", { code: ByeCode.CLOSING }))],
+    ["a refusal", () => socket.receive(make("error", { code: ErrorCode.LIMIT, message: "" }))],
+    ["a fault of the server", () => socket.receive({ type: "heartbeat" })],
+    ["leaving", () => session.leave("stopped")],
+    ["a lost kernel", () => kernel.lose("no GPU")],
+    ["lost graphs", () => graphs.lose("no GPU")],
+    [
+      "a lost connection while it drained",
+      () => {
+        session.drain();
+        socket.break();
+      },
+    ],
+  ])("keeps nothing after %s", async (_, end) => {
+    end();
+    await settled();
+    expect(ending).not.toBeNull();
+    expect(session.take()).toBeNull();
+    expect(graphs.closed).toBe(true);
+  });
+
+  test("keeps its arrays while no server welcomes it", async () => {
+    socket.break();
+    sessionWith(session.take());
+    socket.break();
+    sessionWith(session.take());
+    socket.receive(make("error", { code: ErrorCode.LIMIT, message: "", retry_after_s: 5 }));
+    sessionWith(session.take());
+    expect(socket.sent[0]).toMatchObject({ type: "hello", holds: "A" });
+    expect(graphs.closed).toBe(false);
+  });
+
+  test("frees what it kept when it is told to, or when graphs stop", async () => {
+    socket.break();
+    session.forget();
+    expect(graphs.closed).toBe(true);
+    expect(session.take()).toBeNull();
+    graphs = new FakeGraphs();
+    sessionWith(null);
+    welcome("A");
+    socket.receive({ type: "graph", id: 1n, products: "", payload: new Uint8Array(10) });
+    socket.break();
+    graphs.lose("the GPU is gone");
+    await settled();
+    expect(graphs.closed).toBe(true);
+    expect(session.take()).toBeNull();
+  });
 });

@@ -11,6 +11,7 @@ import cleave.core.protocol.Limits;
 import cleave.core.session.Counts;
 import cleave.core.session.Ending;
 import cleave.core.session.Guest;
+import cleave.core.session.Kept;
 import cleave.core.session.LinkRates;
 import cleave.core.session.Notice;
 import cleave.core.session.Session;
@@ -166,16 +167,26 @@ public final class Device implements Runnable {
         follow();
         // A server that sends the device elsewhere has this credential, and says who else takes it.
         String kept = given.isEmpty() ? credentials.find(link) : given;
+        Kept before = session == null ? null : session.take();
+        String holds = before == null ? "" : before.arrays.of;
         session =
                 new Session(
                         transport,
                         with.kernel,
                         kernelThread,
-                        Hello.of(description, link, kept, with.flopsPerS, false, graphs != null),
+                        Hello.of(
+                                description,
+                                link,
+                                kept,
+                                with.flopsPerS,
+                                false,
+                                graphs != null,
+                                holds),
                         timer,
                         System::nanoTime,
                         new SessionEvents(with),
-                        graphs);
+                        graphs,
+                        before);
         return session;
     }
 
@@ -221,7 +232,17 @@ public final class Device implements Runnable {
 
     private void say(Notice now) {
         notice = now;
+        if (now.state == State.PAUSED || now.state == State.ENDED) {
+            forget(); // its owner has the memory back
+        }
         listener.changed(now);
+    }
+
+    private void forget() {
+        Session last = session;
+        if (last != null) {
+            last.forget();
+        }
     }
 
     /** Tell the server how the device is. */
@@ -241,6 +262,7 @@ public final class Device implements Runnable {
     }
 
     private void close() {
+        forget();
         Chosen last = chosen;
         if (last != null) {
             kernelThread.execute(last.kernel::close);

@@ -22,6 +22,7 @@ final class Hello {
      * @param flopsPerS of large fp32 products; 0: unknown
      * @param measure whether it wants its link measured, and no work
      * @param graphs whether it can run graphs
+     * @param holds what the server called the arrays that it still has; empty where it has none
      */
     static Message of(
             DeviceDescription device,
@@ -29,7 +30,8 @@ final class Hello {
             String kept,
             double flopsPerS,
             boolean measure,
-            boolean graphs) {
+            boolean graphs,
+            String holds) {
         DType[] dtypes = DType.values();
         String[] names = new String[dtypes.length];
         for (int i = 0; i < names.length; i++) {
@@ -44,6 +46,7 @@ final class Hello {
         }
         if (graphs) {
             features.add(Feature.GRAPHS.wireName);
+            features.add(Feature.KEEPS.wireName);
         }
         boolean known = !kept.isEmpty();
         return Message.of(MessageType.HELLO)
@@ -61,6 +64,7 @@ final class Hello {
                 .with("kind", device.kind)
                 .with("versions", Collections.singletonList((long) Limits.VERSION))
                 .with("features", features.toArray(new String[0]))
+                .with("holds", holds)
                 .build();
     }
 }

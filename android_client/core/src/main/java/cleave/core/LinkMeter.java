@@ -44,7 +44,7 @@ public final class LinkMeter {
                             transport,
                             kernel,
                             kernelThread,
-                            Hello.of(device, link, credentials.find(link), 0, true, false),
+                            Hello.of(device, link, credentials.find(link), 0, true, false, ""),
                             timer,
                             System::nanoTime,
                             new Session.Events() {
@@ -63,6 +63,7 @@ public final class LinkMeter {
                                     throw new IllegalStateException(reason);
                                 }
                             },
+                            null,
                             null);
             timer.schedule(() -> session.leave("too slow"), PATIENCE_S, TimeUnit.SECONDS);
             Ending ending = session.run();

@@ -32,6 +32,7 @@ public final class DeviceCore {
     private final boolean measured;
     private final List<String> offers;
     private boolean codesResults;
+    private HeldArrays resumes; // until the welcome
     private Message welcome;
     private boolean draining;
     private long blocks;
@@ -42,12 +43,15 @@ public final class DeviceCore {
      *     ends the session
      * @param measured whether it asked for its link to be measured
      * @param offers the features that it named, each of which it has once the server names it
+     * @param resumes what it still has from its last session, which {@code hello} names; or null
      */
-    public DeviceCore(long memoryBytes, boolean measured, List<String> offers) {
+    public DeviceCore(
+            long memoryBytes, boolean measured, List<String> offers, HeldArrays resumes) {
         store = new Store(memoryBytes);
         graphOrders = new GraphOrders(store);
         this.measured = measured;
         this.offers = offers;
+        this.resumes = resumes;
     }
 
     /** The server's welcome, or null until it came. */
@@ -126,7 +130,7 @@ public final class DeviceCore {
             case WELCOME:
                 if (welcome == null) {
                     welcome = message;
-                    return Collections.emptyList();
+                    return resume(message.text("arrays"));
                 }
                 break;
             case MEASURED:
@@ -154,6 +158,9 @@ public final class DeviceCore {
         }
         blocks += 1;
         flops += done.flops;
+        for (Stored output : done.outputs) {
+            output.made = true;
+        }
         if (done.out == null) {
             return send(
                     Message.of(MessageType.COMPUTED)
@@ -186,12 +193,55 @@ public final class DeviceCore {
         return send(Message.of(MessageType.DRAIN).build());
     }
 
-    /** The session is over: nothing is wanted any more, and nothing is kept. */
-    public List<Action> end() {
-        for (long run : new ArrayList<>(running.keySet())) {
-            take(run);
+    /**
+     * The arrays and graphs that the device may keep if its connection is lost now; null if there
+     * are none of use. Outputs that no run has made yet are not among them, nor what a kernel has.
+     */
+    public HeldArrays held() {
+        if (welcome == null) {
+            return resumes;
         }
-        return drop(store.ids());
+        String name = welcome.text("arrays");
+        if (!has(Feature.KEEPS) || name.isEmpty() || draining) {
+            return null;
+        }
+        Map<Long, Stored> kept = store.all();
+        kept.values().removeIf(stored -> !stored.made || stored.held);
+        boolean graphs =
+                kept.values().stream().anyMatch(stored -> stored.kind == Stored.Kind.GRAPH);
+        return graphs ? new HeldArrays(name, kept) : null;
+    }
+
+    /**
+     * The session is over: nothing is wanted any more.
+     *
+     * @param held what is kept; null for nothing
+     */
+    public List<Action> end(HeldArrays held) {
+        running.clear();
+        Map<Long, Stored> dropped = store.all();
+        if (held != null) {
+            dropped.keySet().removeAll(held.store.keySet());
+        }
+        List<Action> actions = drop(new ArrayList<>(dropped.keySet()));
+        store.clear();
+        resumes = null;
+        return actions;
+    }
+
+    /** Tell the server what the device still has, or drop it where the server does not know it. */
+    private List<Action> resume(String arrays) {
+        HeldArrays held = resumes;
+        resumes = null;
+        if (held == null) {
+            return Collections.emptyList();
+        }
+        held.store.forEach(store::put);
+        List<Long> ids = new ArrayList<>(held.store.keySet());
+        if (!held.of.equals(arrays) || !has(Feature.KEEPS)) {
+            return drop(ids);
+        }
+        return send(Message.of(MessageType.HELD).with("ids", ids).build());
     }
 
     private Running take(long run) {
@@ -324,8 +374,9 @@ public final class DeviceCore {
     private List<Action> runGraph(Message message) throws ProtocolException {
         long id = needRun(message);
         try {
-            List<Action> actions = graphOrders.run(message);
-            begin(id, Running.graph(message.integer("flops")));
+            List<Stored> outputs = new ArrayList<>();
+            List<Action> actions = graphOrders.run(message, outputs);
+            begin(id, Running.graph(message.integer("flops"), outputs));
             return actions;
         } catch (Orders.CannotRunException error) {
             List<Action> actions = new ArrayList<>(taskError(id, error.getMessage()));

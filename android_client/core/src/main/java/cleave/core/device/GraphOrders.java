@@ -84,9 +84,11 @@ final class GraphOrders {
     /**
      * Run a graph; its outputs are in the store from now on.
      *
+     * @param made filled with these outputs
      * @throws CannotRunException when it cannot be done with what is in the store
      */
-    List<Action> run(Message message) throws ProtocolException, CannotRunException {
+    List<Action> run(Message message, List<Stored> made)
+            throws ProtocolException, CannotRunException {
         long id = message.integer("id");
         long graph = message.integer("graph");
         List<Long> inputs = message.ids("inputs");
@@ -106,6 +108,14 @@ final class GraphOrders {
                 throw new ProtocolException("array " + name + " was sent twice");
             }
         }
+        for (int i = 0; i < kept.size(); i++) {
+            Stored output = Stored.of(Stored.Kind.OUTPUT, sizes.get(i));
+            made.add(output);
+            if (replaced.contains(kept.get(i))) { // and lost, even if this run fails
+                store.remove(kept.get(i));
+                store.put(kept.get(i), output);
+            }
+        }
         Stored model = store.get(graph);
         if (model == null || model.kind != Stored.Kind.GRAPH) {
             throw new CannotRunException("graph " + graph + " is not here", replaced);
@@ -119,7 +129,7 @@ final class GraphOrders {
         for (int i = 0; i < kept.size(); i++) {
             if (!replaced.contains(kept.get(i))) {
                 store.needRoom(kept.get(i), sizes.get(i));
-                store.put(kept.get(i), Stored.of(Stored.Kind.OUTPUT, sizes.get(i)));
+                store.put(kept.get(i), made.get(i));
             }
         }
         List<Action> actions = given(inputs);

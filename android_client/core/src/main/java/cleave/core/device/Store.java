@@ -1,9 +1,7 @@
 package cleave.core.device;
 
 import cleave.core.protocol.ProtocolException;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
 
 /** Arrays by the names that the server gave them, and the memory that they and results take. */
@@ -44,8 +42,15 @@ final class Store {
         return stored;
     }
 
-    List<Long> ids() {
-        return new ArrayList<>(arrays.keySet());
+    /** All arrays and graphs, by their names. */
+    Map<Long, Stored> all() {
+        return new HashMap<>(arrays);
+    }
+
+    /** Forget everything, also reserved results. */
+    void clear() {
+        arrays.clear();
+        takenBytes = 0;
     }
 
     /**

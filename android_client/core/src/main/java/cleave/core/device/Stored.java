@@ -18,12 +18,14 @@ final class Stored {
     final Matrix matrix; // of an array that was put; else null
     boolean held; // by the kernel
     boolean given; // to the graphs, also if it is no array that was put
+    boolean made; // false for an output that no run has made
 
     private Stored(Kind kind, long bytes, Matrix matrix) {
         this.kind = kind;
         this.bytes = bytes;
         this.matrix = matrix;
         given = matrix == null;
+        made = kind != Kind.OUTPUT;
     }
 
     static Stored array(Matrix matrix) {

@@ -11,7 +11,9 @@ public enum Feature {
     /** Whole layers are run. */
     GRAPHS,
     /** A device goes where a server sends it. */
-    MOVES;
+    MOVES,
+    /** A device whose connection was lost continues with its arrays. */
+    KEEPS;
 
     /** Its name in messages. */
     public final String wireName;

@@ -39,13 +39,7 @@ final class GraphThread implements GraphWork {
     private final Answers answers;
     private final LongSupplier room;
     private final LongSupplier nanos;
-    private final ExecutorService thread =
-            Executors.newSingleThreadExecutor(
-                    task -> {
-                        Thread made = new Thread(task, "cleave-graphs");
-                        made.setDaemon(true);
-                        return made;
-                    });
+    private final ExecutorService thread;
 
     /**
      * @param wanted asked before a run begins; if it is not, nothing is answered
@@ -57,11 +51,36 @@ final class GraphThread implements GraphWork {
             LongSupplier room,
             Answers answers,
             LongSupplier nanos) {
-        store = new GraphStore(open);
+        this(new GraphStore(open), makeThread(), wanted, room, answers, nanos);
+    }
+
+    private GraphThread(
+            GraphStore store,
+            ExecutorService thread,
+            LongPredicate wanted,
+            LongSupplier room,
+            Answers answers,
+            LongSupplier nanos) {
+        this.store = store;
+        this.thread = thread;
         this.wanted = wanted;
         this.room = room;
         this.answers = answers;
         this.nanos = nanos;
+    }
+
+    /** The same thread with what it keeps, for the next session. */
+    GraphThread next(LongPredicate wanted, LongSupplier room, Answers answers) {
+        return new GraphThread(store, thread, wanted, room, answers, nanos);
+    }
+
+    private static ExecutorService makeThread() {
+        return Executors.newSingleThreadExecutor(
+                task -> {
+                    Thread made = new Thread(task, "cleave-graphs");
+                    made.setDaemon(true);
+                    return made;
+                });
     }
 
     @Override

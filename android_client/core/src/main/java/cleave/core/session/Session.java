@@ -2,6 +2,7 @@ package cleave.core.session;
 
 import cleave.core.device.Action;
 import cleave.core.device.DeviceCore;
+import cleave.core.device.HeldArrays;
 import cleave.core.device.Shell;
 import cleave.core.graphs.GraphWork;
 import cleave.core.graphs.OpenGraph;
@@ -61,6 +62,7 @@ public final class Session implements Visit {
     private final Shell shell = new SessionShell();
     private Outbox outbox;
     private Ending ending;
+    private Kept kept; // for the next session
     private ScheduledFuture<?> handshake; // what ends one that takes too long
     private boolean opened;
     private boolean gone; // the wire
@@ -72,6 +74,7 @@ public final class Session implements Visit {
      * @param timer its tasks must not wait for arithmetic
      * @param nanos a clock that never goes back
      * @param open what runs graphs; null where {@code hello} does not name that feature
+     * @param before what the last session kept; null for nothing
      */
     public Session(
             Transport transport,
@@ -81,7 +84,8 @@ public final class Session implements Visit {
             ScheduledExecutorService timer,
             LongSupplier nanos,
             Events events,
-            OpenGraph open) {
+            OpenGraph open,
+            Kept before) {
         this.transport = transport;
         this.kernel = new KernelThread(kernel, kernelThread, nanos);
         this.hello = hello;
@@ -93,12 +97,16 @@ public final class Session implements Visit {
                 new DeviceCore(
                         hello.integer("memory_bytes"),
                         hello.flag("measure"),
-                        hello.texts("features"));
-        graphs =
-                open == null
-                        ? null
-                        : new GraphThread(
-                                open, this::wants, this::roomBytes, new GraphAnswers(), nanos);
+                        hello.texts("features"),
+                        before == null ? null : before.arrays);
+        GraphThread.Answers answers = new GraphAnswers();
+        if (before != null) {
+            graphs = before.graphs.next(this::wants, this::roomBytes, answers);
+        } else if (open != null) {
+            graphs = new GraphThread(open, this::wants, this::roomBytes, answers, nanos);
+        } else {
+            graphs = null;
+        }
     }
 
     @Override
@@ -194,7 +202,27 @@ public final class Session implements Visit {
             if (outbox != null) {
                 outbox.cancel();
             }
-            finish(Ending.lost(reason));
+            finish(Ending.lost(reason), true);
+        }
+    }
+
+    /**
+     * What it keeps, for the next session, and keeps no longer; null if it keeps nothing. Only a
+     * session whose connection was lost keeps anything.
+     */
+    public Kept take() {
+        synchronized (lock) {
+            Kept found = kept;
+            kept = null;
+            return found;
+        }
+    }
+
+    /** Free what it keeps. */
+    public void forget() {
+        Kept found = take();
+        if (found != null) {
+            found.graphs.close();
         }
     }
 
@@ -210,7 +238,7 @@ public final class Session implements Visit {
     private void endHandshake() {
         synchronized (lock) {
             if (core.welcome() == null) {
-                finish(Ending.lost("the server does not answer"));
+                finish(Ending.lost("the server does not answer"), true);
             }
         }
     }
@@ -225,7 +253,7 @@ public final class Session implements Visit {
 
     private void serverGone() {
         synchronized (lock) {
-            finish(Ending.lost("the server is gone"));
+            finish(Ending.lost("the server is gone"), true);
         }
     }
 
@@ -301,7 +329,7 @@ public final class Session implements Visit {
             synchronized (lock) {
                 gone = true;
                 lock.notifyAll();
-                finish(how);
+                finish(how, how.end == End.LOST || core.welcome() == null);
                 outbox.cancel(); // nothing that is left can be said
             }
         }
@@ -405,11 +433,11 @@ public final class Session implements Visit {
         switch (message.type) {
             case BYE:
                 outbox.clear(); // nothing is answered any more
-                finish(Ending.bye(message));
+                finish(Ending.bye(message), core.welcome() == null);
                 break;
             case ERROR:
                 outbox.clear();
-                finish(Ending.refused(message));
+                finish(Ending.refused(message), core.welcome() == null);
                 break;
             case WELCOME:
                 act(core.received(message));
@@ -453,6 +481,11 @@ public final class Session implements Visit {
     }
 
     private void finish(Ending how) {
+        finish(how, false);
+    }
+
+    /** @param keeps whether to keep what a later session can use */
+    private void finish(Ending how, boolean keeps) {
         if (ending != null) {
             return;
         }
@@ -461,8 +494,11 @@ public final class Session implements Visit {
         if (handshake != null) {
             handshake.cancel(false);
         }
-        act(core.end());
-        if (graphs != null) {
+        HeldArrays arrays = keeps ? core.held() : null;
+        act(core.end(arrays));
+        if (arrays != null) {
+            kept = new Kept(arrays, graphs);
+        } else if (graphs != null) {
             graphs.close();
         }
         if (outbox != null) {

@@ -2,6 +2,7 @@ package cleave.core.device;
 
 import static org.junit.Assert.assertEquals;
 import static org.junit.Assert.assertFalse;
+import static org.junit.Assert.assertNull;
 import static org.junit.Assert.assertSame;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
@@ -165,7 +166,7 @@ public class DeviceCoreTest {
         shell.take(core.received(run(1, 1, 1)));
         shell.take(core.drain()).take(core.drain());
         assertEquals(1, shell.sent.size());
-        shell.take(core.end());
+        shell.take(core.end(null));
         assertEquals(shell.held, shell.forgotten);
         assertEquals(0, core.takenBytes());
         assertFalse(core.wants(1));
@@ -173,7 +174,7 @@ public class DeviceCoreTest {
 
     @Test
     public void whatWasNotAgreedOnIsRefused() throws Exception {
-        DeviceCore core = new DeviceCore(1000, false, Arrays.asList("coding"));
+        DeviceCore core = new DeviceCore(1000, false, Arrays.asList("coding"), null);
         core.received(Message.of(MessageType.WELCOME).with("device", 1).build());
         Message order = Message.of(MessageType.CODE_RESULTS).build();
         assertThrows(ProtocolException.class, () -> core.received(order));
@@ -207,6 +208,109 @@ public class DeviceCoreTest {
                         "forget [1, 2, 3]"),
                 shell.store.asked);
         assertEquals("the kernel has no use for it", Collections.emptyList(), shell.held);
+    }
+
+    private static final List<String> KEEPING = Arrays.asList("graphs", "keeps");
+
+    /** A device with an array and a graph. */
+    private static DeviceCore withGraph() throws ProtocolException {
+        DeviceCore core = welcomed(1000, KEEPING);
+        core.received(put(1, 2, 2));
+        core.received(graph());
+        return core;
+    }
+
+    private static Message graph() {
+        ByteBuffer model = ByteBuffer.allocate(10);
+        return Message.of(MessageType.GRAPH).with("id", 2).payload(model).build();
+    }
+
+    /** Let a run make an output. */
+    private static void make(DeviceCore core, long run, long input, long output)
+            throws ProtocolException {
+        core.received(runGraph(run, Arrays.asList(input), output));
+        core.computed(run, ByteBuffer.allocate(0), 0.5);
+    }
+
+    private static DeviceCore next(DeviceCore before) {
+        return new DeviceCore(1000, false, KEEPING, before.held());
+    }
+
+    @Test
+    public void ofOutputsOnlyThoseThatTheirRunsHaveMadeAreKept() throws Exception {
+        DeviceCore core = withGraph();
+        make(core, 1, 1, 10);
+        make(core, 2, 1, 11);
+        make(core, 3, 1, 12);
+        make(core, 4, 10, 10); // in its place
+        core.received(runGraph(5, Arrays.asList(11L), 11)); // not answered
+        core.received(runGraph(6, Arrays.asList(1L), 13));
+        core.failed(6, "not enough memory");
+        core.received(runGraph(7, Arrays.asList(1L), 14));
+        core.received(Message.of(MessageType.CANCEL).with("ids", Arrays.asList(7L)).build());
+        core.received(runGraph(8, Arrays.asList(12L, 99L), 12)); // cannot be run
+        Recorder next = new Recorder();
+        next.take(next(core).received(welcome(KEEPING, "A")));
+        assertEquals(Arrays.asList(1L, 2L, 10L), next.sent.get(0).ids("ids"));
+        Recorder last = new Recorder().take(core.end(core.held()));
+        assertEquals(Arrays.asList("forget [11, 12, 13, 14]"), last.store.asked);
+        assertEquals(0, core.takenBytes());
+    }
+
+    @Test
+    public void whatIsKeptIsThereInTheNextSession() throws Exception {
+        DeviceCore before = withGraph();
+        make(before, 1, 1, 3);
+        DeviceCore core = next(before);
+        Recorder shell = new Recorder().take(core.received(welcome(KEEPING, "A")));
+        assertSame(MessageType.HELD, shell.sent.get(0).type);
+        assertEquals(16 + 10 + 32, core.takenBytes());
+        shell.take(core.received(runGraph(1, Arrays.asList(1L, 3L), 4)));
+        assertEquals(Arrays.asList("run [1, 3] to [4]"), shell.store.asked);
+        shell.take(core.received(drop(1, 2, 3)));
+        assertEquals("forget [1, 2, 3]", shell.store.asked.get(1));
+    }
+
+    @Test
+    public void whatIsKeptIsDroppedWhereTheServerDoesNotKnowIt() throws Exception {
+        List<Message> welcomes =
+                Arrays.asList(
+                        welcome(KEEPING, "B"),
+                        welcome(KEEPING, ""),
+                        welcome(Arrays.asList("graphs"), "A"));
+        for (Message welcome : welcomes) {
+            DeviceCore before = withGraph();
+            make(before, 1, 1, 3);
+            DeviceCore core = next(before);
+            Recorder shell = new Recorder().take(core.received(welcome));
+            assertEquals(Arrays.asList("forget [1, 2, 3]"), shell.store.asked);
+            assertEquals(Collections.emptyList(), shell.sent);
+            assertEquals(0, core.takenBytes());
+            core.received(graph());
+        }
+    }
+
+    @Test
+    public void nothingIsKeptWithoutAGraphOrTheFeatureNorWhileDraining() throws Exception {
+        DeviceCore draining = withGraph();
+        draining.drain();
+        assertNull(draining.held());
+        DeviceCore plain = welcomed(1000, Arrays.asList("graphs"));
+        plain.received(graph());
+        assertNull(plain.held());
+        DeviceCore empty = welcomed(1000, KEEPING);
+        empty.received(put(1, 2, 2));
+        assertNull(empty.held());
+    }
+
+    @Test
+    public void whatAKernelHasIsNotKept() throws Exception {
+        DeviceCore core = withGraph();
+        core.received(put(3, 2, 2));
+        Recorder shell = new Recorder().take(core.received(run(1, 3, 3)));
+        shell.take(core.end(core.held()));
+        assertEquals(shell.held, shell.forgotten);
+        assertEquals(Collections.emptyList(), shell.store.asked);
     }
 
     private static Message runGraph(long id, List<Long> inputs, long output) {
@@ -245,13 +349,17 @@ public class DeviceCoreTest {
 
     private static DeviceCore welcomed(long memoryBytes, List<String> features)
             throws ProtocolException {
-        DeviceCore core = new DeviceCore(memoryBytes, false, features);
-        core.received(
-                Message.of(MessageType.WELCOME)
-                        .with("device", 1)
-                        .with("features", features.toArray(new String[0]))
-                        .build());
+        DeviceCore core = new DeviceCore(memoryBytes, false, features, null);
+        core.received(welcome(features, "A"));
         return core;
+    }
+
+    private static Message welcome(List<String> features, String arrays) {
+        return Message.of(MessageType.WELCOME)
+                .with("device", 1)
+                .with("features", features.toArray(new String[0]))
+                .with("arrays", arrays)
+                .build();
     }
 
     private static Message message(String type, JsonObject fields, JsonElement payload)

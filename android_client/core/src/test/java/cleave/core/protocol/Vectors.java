@@ -23,7 +23,8 @@ import java.util.Map;
 /** The project's test vectors, read from the files that all clients share. */
 public final class Vectors {
     /** The features that this client has. */
-    private static final List<String> FEATURES = Arrays.asList("measure", "coding", "graphs");
+    private static final List<String> FEATURES =
+            Arrays.asList("measure", "coding", "graphs", "keeps");
 
     private Vectors() {}
 

@@ -1,13 +1,13 @@
 package cleave.core.session;
 
 import static org.junit.Assert.assertEquals;
+import static org.junit.Assert.assertNull;
 import static org.junit.Assert.assertSame;
 import static org.junit.Assert.assertTrue;
 
 import cleave.core.graphs.GraphException;
 import cleave.core.graphs.GraphInput;
 import cleave.core.graphs.GraphSession;
-import cleave.core.graphs.OpenGraph;
 import cleave.core.graphs.Value;
 import cleave.core.kernels.CpuKernel;
 import cleave.core.kernels.Kernel;
@@ -94,29 +94,37 @@ public class SessionGraphsTest {
         }
     }
 
-    private final FakeServer server = new FakeServer();
+    private FakeServer server = new FakeServer(); // of the latest session
     private final SlowGraph graph = new SlowGraph();
     private final Kernel kernel = CpuKernel.small();
     private final ExecutorService threads = Executors.newCachedThreadPool();
     private final ExecutorService kernelThread = Executors.newSingleThreadExecutor();
     private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(2);
-    private final Session session = session(model -> graph);
+    private Session session = session(null, "");
     private Future<Ending> running;
 
-    private Session session(OpenGraph open) {
+    private Session session(Kept before, String holds) {
         Message hello =
                 Message.of(MessageType.HELLO)
                         .with("role", "device")
                         .with("version", 1)
                         .with("memory_bytes", 16 << 20)
-                        .with("features", new String[] {"graphs"})
+                        .with("features", new String[] {"graphs", "keeps"})
+                        .with("holds", holds)
                         .build();
         return new Session(
-                server, kernel, kernelThread, hello, timer, System::nanoTime, new NoEvents(), open);
+                server,
+                kernel,
+                kernelThread,
+                hello,
+                timer,
+                System::nanoTime,
+                new NoEvents(),
+                model -> graph,
+                before);
     }
 
-    @Before
-    public void begin() throws Exception {
+    private void join(String arrays) throws Exception {
         running = threads.submit(session::run);
         assertSame(MessageType.HELLO, server.next().type);
         server.say(
@@ -124,8 +132,23 @@ public class SessionGraphsTest {
                         .with("device", 7)
                         .with("heartbeat_s", 0.2)
                         .with("server", "S1")
-                        .with("features", new String[] {"graphs"})
+                        .with("features", new String[] {"graphs", "keeps"})
+                        .with("arrays", arrays)
                         .build());
+    }
+
+    /** Cut the connection, and begin a session with what the last one kept. */
+    private void comeBack() throws Exception {
+        server.cut();
+        assertSame(End.LOST, running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS).end);
+        Kept kept = session.take();
+        server = new FakeServer();
+        session = session(kept, kept.arrays.of);
+    }
+
+    @Before
+    public void begin() throws Exception {
+        join("A");
         server.say(
                 Message.of(MessageType.GRAPH)
                         .with("id", GRAPH)
@@ -253,13 +276,88 @@ public class SessionGraphsTest {
         assertTrue(reason(5).contains("1048576"));
     }
 
-    @Test
-    public void aSessionThatEndsGivesBackItsGraphs() throws Exception {
+    /** Run it once, so that it is open. */
+    private void runOnce() throws Exception {
         graph.mayEnd.release();
         run(5, 10);
-        server.next();
-        server.cut();
-        assertSame(End.LOST, running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS).end);
+        assertSame(MessageType.COMPUTED, server.next().type);
+    }
+
+    private void assertGivenBack() throws InterruptedException {
         assertTrue(graph.closed.tryAcquire(FakeServer.PATIENCE_S, TimeUnit.SECONDS));
+    }
+
+    @Test
+    public void aSessionThatEndsGivesBackItsGraphs() throws Exception {
+        runOnce();
+        server.say(Message.of(MessageType.BYE).with("reason", "closing").build());
+        assertSame(End.BYE, running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS).end);
+        assertNull(session.take());
+        assertGivenBack();
+    }
+
+    @Test
+    public void aDrainedSessionGivesBackItsGraphs() throws Exception {
+        runOnce();
+        session.drain();
+        server.cut();
+        running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS);
+        assertNull(session.take());
+        assertGivenBack();
+    }
+
+    @Test
+    public void whatALostConnectionLeftIsThereInTheNextSession() throws Exception {
+        runOnce();
+        run(6, 11);
+        graph.begun.acquire(2); // of which the second has not ended when the connection is lost
+        comeBack();
+        join("A");
+        Message held = server.next();
+        assertSame(MessageType.HELD, held.type);
+        assertEquals(Arrays.asList(GRAPH, ONES, 10L), held.ids("ids"));
+        graph.mayEnd.release(2);
+        run(6, 11); // the same names mean others now
+        assertSame(MessageType.COMPUTED, server.next().type);
+        fetch(7, 10, BYTES / 4);
+        assertEquals(7, server.next().integer("id"));
+        session.leave("stopped");
+        assertNull(session.take());
+        assertGivenBack();
+    }
+
+    @Test
+    public void whatTheServerDoesNotKnowIsGivenBack() throws Exception {
+        runOnce();
+        comeBack();
+        join("B");
+        assertGivenBack();
+        fetch(6, 10, BYTES / 4);
+        assertTrue(reason(6).contains("not here"));
+    }
+
+    @Test
+    public void whatIsKeptIsKeptUntilAServerWelcomesTheDevice() throws Exception {
+        runOnce();
+        comeBack();
+        running = threads.submit(session::run);
+        assertEquals("A", server.next().text("holds"));
+        comeBack();
+        running = threads.submit(session::run);
+        assertEquals("A", server.next().text("holds"));
+        server.say(
+                Message.of(MessageType.ERROR).with("code", "limit").with("message", "").build());
+        running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS);
+        assertEquals("A", session.take().arrays.of);
+    }
+
+    @Test
+    public void whatIsKeptIsGivenBackOnDemand() throws Exception {
+        runOnce();
+        server.cut();
+        running.get(FakeServer.PATIENCE_S, TimeUnit.SECONDS);
+        session.forget();
+        assertGivenBack();
+        assertNull(session.take());
     }
 }

@@ -118,6 +118,7 @@ public class SessionTest {
                         events.add(reason);
                     }
                 },
+                null,
                 null);
     }
 
