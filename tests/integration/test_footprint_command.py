@@ -78,7 +78,7 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
         (("--model", "opt-nano", "--plot", "x.png"), "give --grid, too"),
         (("--model", "opt-nano", "--grid", "Narnia"), "no figures for the electricity"),
         (("--model", "opt-nano", "--fleet", "nobody-3"), "there is no fleet"),
-        (("nowhere",), "is not the folder of a run"),
+        (("nowhere",), "there is no run folder 'nowhere'"),
         (("nowhere", "--against", "a5000"), "--against compares what is planned"),
     ],
 )

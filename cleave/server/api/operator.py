@@ -107,6 +107,8 @@ class OperatorSessions:
                     change = getattr(self.jobs, request.action)
                     job = change(str(arguments.get("job", "")))
                     data = {"job": job.id, "state": job.state.value}
+                    if request.action == "resume":
+                        data["continues"] = job.continues
                 case "records":
                     job = self.jobs.find(str(arguments.get("job", "")))
                     last = arguments.get("last", _RECORDS)
