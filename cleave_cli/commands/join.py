@@ -138,6 +138,7 @@ def join(
         on_android,
         this_machine,
     )
+    from cleave.protocol.device_counters import DeviceCounters
     from cleave.protocol.messages import Welcome
     from cleave.transport.connection import open_connection
     from cleave.transport.join_url import parse_join_url, read_url
@@ -159,6 +160,7 @@ def join(
             typer.echo(printable(human), err=True)
 
     def say(notice: Notice) -> None:
+        nonlocal total
         status, reason = notice.status, notice.reason
         match notice.state:
             case State.WAITING:
@@ -182,10 +184,12 @@ def join(
                 )
             case State.LEFT:
                 give_back()
-                done = status.done
+                total += status.done
+                # Between two sessions, tell what all sessions have done.
+                done, of = (status.done, "") if status.device else (total, "in all sessions, ")
                 event(
                     "left",
-                    f"left ({reason}): {done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
+                    f"left ({reason}): {of}{done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
                     f"{done.downlink_bytes / 1e6:.1f} MB down, "
                     f"{done.uplink_bytes / 1e6:.1f} MB up",
                     reason=reason,
@@ -196,6 +200,7 @@ def join(
                 )
 
     known: list[bool] = []
+    total = DeviceCounters()
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
     server_selection = ServerSelection()

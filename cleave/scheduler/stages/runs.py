@@ -62,7 +62,7 @@ class StageRuns:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
     Attributes:
-        results: number of arrays that devices have returned in all steps.
+        results: number of graph runs and fetches that devices have completed in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
     """
 
@@ -362,7 +362,7 @@ class StageRuns:
             spans = self._computed.setdefault(order.request.device, [])
             begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
             spans.append((begin_s, now_s))
-        self.results += isinstance(answer, messages.Result)
+        self.results += 1
         self.flops += flops
         snapshot = self._snapshot
         if snapshot is not None and snapshot.owns(order):

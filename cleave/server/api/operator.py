@@ -145,7 +145,10 @@ class OperatorSessions:
                     "job": job.id,
                     "state": job.state.value,
                     "model": job.model,
-                    "steps": sum(r.get("event") == "step" for r in list(job.records)),
+                    "steps": max(
+                        (r["step"] for r in list(job.records) if r.get("event") == "step"),
+                        default=0,
+                    ),
                 }
                 for job in self.jobs.all()
             ],
