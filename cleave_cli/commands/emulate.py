@@ -51,7 +51,8 @@ def emulate(
     duration: Annotated[float, Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
     speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
-        bool, Option("--compute/--no-compute", help="Compute results, or return zeros.")
+        bool,
+        Option("--compute/--no-compute", help="Compute results, or return zeros of tiles."),
     ] = True,
     trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
     log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,

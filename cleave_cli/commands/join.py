@@ -153,6 +153,8 @@ def join(
     chosen: list[Speed] = []
     in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
 
+    total = DeviceCounters()
+
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
             typer.echo(json.dumps({"event": kind, **fields}))
@@ -200,7 +202,6 @@ def join(
                 )
 
     known: list[bool] = []
-    total = DeviceCounters()
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
     server_selection = ServerSelection()
