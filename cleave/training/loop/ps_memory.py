@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.plan import Method, StateMode
-from cleave.planner.stages.model import PsCompute
 from cleave.training.loop.job import JobSpec, MemoryMode, OptimizerKind, Precision
 from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
 from cleave.workload.models.build import resolve_model
 from cleave.workload.quantization import Bits
 from cleave.workload.registry import ModelSpec
-from cleave.workload.stages import Adapters, StageSizes, recomputed_elements
+from cleave.workload.stages import Adapters, StageSizes, kept_elements, recomputed_elements
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +24,7 @@ _WEIGHT_BYTES: Final = 4
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # two moments of AdamW
 _TOKEN_BYTES: Final = 16  # a token and its label, which are read for the whole step
+_LOGIT_BYTES: Final = 8  # a logit and its gradient, in fp32
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
 # Maximum fraction of memory for weights, gradients and optimizer state. Activations need the rest.
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
@@ -109,10 +109,13 @@ def _check_size(job: JobSpec, servers: int, alone: bool) -> None:
     if memory_bytes is None:
         return
     needs = partial(_least_bytes, job, sizes_of(job, spec), servers, alone)
-    needed_bytes = needs(job.batch, job.accumulate)
-    if needed_bytes <= memory_bytes:
+    if needs(job.batch, job.accumulate) <= memory_bytes:
         return
-    has = f"{needed_bytes / 1e9:,.1f} GB of memory, and this machine has {memory_bytes / 1e9:,.1f}"
+
+    def needed(batch: int, accumulate: int) -> str:
+        gigabytes = needs(batch, accumulate) / 1e9
+        return f"{gigabytes:,.1f} GB of memory, and this machine has {memory_bytes / 1e9:,.1f}"
+
     sizes = [
         (job.batch, "--batch", lambda batch: needs(batch, job.accumulate)),
         (job.accumulate, "--accumulate", lambda count: needs(job.batch, count)),
@@ -120,17 +123,22 @@ def _check_size(job: JobSpec, servers: int, alone: bool) -> None:
     for value, option, need in sorted(sizes, key=lambda size: -size[0]):
         # The need of one sequence or micro-batch is the first element.
         if most := bisect_right(range(1, value), memory_bytes, key=need):
+            has = needed(job.batch, job.accumulate)
             raise UsageError(f"{option} is {value}: a step needs {has}; give {most} or less")
     raise UsageError(
-        f"{job.model} with --seq {job.seq} needs {has}, even for one sequence; give a smaller "
-        f"model or --seq, --lora, or --state-dir"
+        f"{job.model} with --seq {job.seq} needs {needed(1, 1)}, for one sequence alone; give a "
+        f"smaller model or --seq, --lora, or --state-dir"
     )
 
 
 def _least_bytes(
     job: JobSpec, sizes: StageSizes, servers: int, alone: bool, batch: int, accumulate: int
 ) -> int:
-    """Return a lower bound of the memory that each server needs for a step, in bytes."""
+    """Return a lower bound of the memory that each server needs for a step, in bytes.
+
+    It counts weights, gradients, optimizer state, the activations that recomputation keeps, and the
+    logits. PyTorch needs some more.
+    """
     everything = batch * accumulate
     most_rows = -(-everything // servers)  # of one server
     tokens = min(batch, most_rows) * sizes.sequence  # of one micro-batch
@@ -138,10 +146,9 @@ def _least_bytes(
     state = sizes.state_bytes
     if job.state_dir or job.optimizer != OptimizerKind.ADAMW.value:
         state -= _STATE_BYTES * trained
-    forecaster = sizes.forecaster(min(batch, most_rows), PsCompute(1.0, 0.0))
-    here = state + forecaster.alone().server_bytes - sizes.state_bytes
-    if mode is not MemoryMode.PLAIN:
-        here -= recomputed_elements(sizes.spec) * sizes.element_bytes * tokens
+    spec = sizes.spec
+    kept = (spec.layers * kept_elements(spec) - recomputed_elements(spec)) * sizes.element_bytes
+    here = state + tokens * (kept + _LOGIT_BYTES * spec.vocabulary)
     if mode in (MemoryMode.AUTO, MemoryMode.LEAN) and accumulate == 1:
         here -= _GRADIENT_BYTES * trained
     if servers > 1:  # the servers share some of the state
@@ -152,5 +159,5 @@ def _least_bytes(
     method = Method(job.method)
     if alone or job.journal or job.dtype == Precision.FP16.value:
         method = Method.LOCAL
-    kept = {Method.STAGES: staged, Method.AUTO: min(here, staged)}.get(method, here)
-    return kept + _TOKEN_BYTES * everything * sizes.sequence
+    least = {Method.STAGES: staged, Method.AUTO: min(here, staged)}.get(method, here)
+    return least + _TOKEN_BYTES * everything * sizes.sequence
