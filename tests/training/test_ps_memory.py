@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import cleave
 from cleave.errors import UsageError
 from cleave.training.loop import ps_memory
 from cleave.training.loop.job import JobSpec, MemoryMode
@@ -85,6 +86,18 @@ def test_an_impossible_size_is_refused_before_anything_is_built(
     with pytest.raises(UsageError, match=said):
         runner.run(asked, None, print, lambda: False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_step_that_only_stages_have_room_for_is_refused_without_them(
+    monkeypatch: pytest.MonkeyPatch, corpus_file: Path, tmp_path: Path
+) -> None:
+    """Here, the fleet is too slow for stages, and this machine has too little memory."""
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 40e6)
+    job = {"model": "opt-nano", "data": str(corpus_file), "batch": 400, "seq": 32, "steps": 1}
+    runner = JobRunner(tmp_path)
+    runner.check({"job": job})
+    with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="--batch is 400: a step"):
+        runner.run({"job": job}, fleet, print, lambda: False)
 
 
 def test_the_largest_batch_that_is_named_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
