@@ -209,10 +209,11 @@ class RunFolder:
                 )
 
     def check_unfinished(self, steps: int) -> None:
-        """Raise UsageError if the run's last record says that it has done `steps` steps or more."""
+        """Raise UsageError if the run's records say that it ended after `steps` steps or more."""
         last: dict[str, Any] = {}
         for _, record in self._lines():
-            last = last if record is None else record
+            if record is not None and record.get("event") in ("step", "done"):
+                last = record
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
                 f"{str(self.path)!r} is finished: all {steps} steps are done; to train it further, "

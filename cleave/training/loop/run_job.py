@@ -79,15 +79,13 @@ class JobRequest:
         """Return the requested job. With `resume`, read omitted settings from the run folder.
 
         Raises:
-            UsageError: if a setting is invalid, or `resume` is not the folder of an unfinished run.
+            UsageError: if a setting is invalid, or `resume` is not a run folder.
         """
         saved: dict[str, Any] = {}
         if self.resume:
             saved = RunFolder(Path(self.resume)).read_config()
         spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
-        if self.resume and not (self.begin or self.restart):
-            RunFolder(Path(self.resume)).check_unfinished(spec.steps)
         if self.job.get("against"):  # not a saved `against`, whose folder may no longer exist
             check_compared(spec)
         return spec

@@ -168,6 +168,8 @@ def _train(
     check_alike(context.ranks, checkpoint, dataset)
     changed: list[str] = []
     if checkpoint is not None:
+        if checkpoint.step >= job.steps:
+            run.check_unfinished(job.steps)
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
     elif resume and not restart:
         check_start(job, run, damaged)
