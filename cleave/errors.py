@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -44,6 +45,17 @@ class DeviceMemoryError(PlanError):
 
 class FleetError(CleaveError):
     """The fleet cannot complete the requested computation."""
+
+
+def unknown(what: str, value: object, known: Iterable[object]) -> UsageError:
+    """Return the error for an unknown id or name. The message lists all known ones.
+
+    Args:
+        what: the kind of thing, such as "job".
+    """
+    there = ", ".join(str(each) for each in known)
+    advice = f"give one of {there}" if there else "there are none yet"
+    return UsageError(f"there is no {what} {value!r}; {advice}")
 
 
 def to_install(extra: str) -> str:

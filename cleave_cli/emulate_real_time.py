@@ -100,6 +100,7 @@ def real_time(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import asyncio
 
+    from cleave.server.http.pages import Pages
     from cleave.transport.join_url import parse_join_url, read_url
     from cleave_cli.own_server import own_server
     from emulator.deferred import default_backend
@@ -108,18 +109,23 @@ def real_time(
     need_descriptors(len(members))
     target = parse_join_url(read_url(server)) if server else None
     backend = default_backend() if compute else None
-    # Without `compute`, devices return zeros, which verification would reject.
-    unchecked = () if compute else ("--verify", "off")
-    with nullcontext(None) if target else own_server(*unchecked) as own:
+    # Without `compute`, devices return zeros, which verification and audits of stages would reject.
+    options = ("--stages-on", "any") if compute else ("--verify", "off")
+    with nullcontext(None) if target else own_server(*options) as own:
         if own is not None:
             target = parse_join_url(own.url)
             command = f"cleave train --model opt-tiny --server \\\n  '{own.operator_url}'"
             text = f"a server of its own; train on it with\n\n  {command}\n"
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
-        page = target.page("/").partition("#")[0]
+        page = own.dashboard_url if own else target.page("/").partition("#")[0]
         text = f"its dashboard: {page}{'' if own else ' (`cleave dashboard` signs you in)'}"
+        if own and not Pages.of_package().complete:
+            text = "no browser can watch: build the web pages with `make web`, and start again"
         _say(as_json, "dashboard", text, url=page)
+        if own is None and not compute:
+            text = "the devices return zeros, so their server needs: cleave serve --verify off"
+            _say(as_json, "note", text, reason=text)
         fleet = RealTimeFleet(
             members, target, backend, speed=speed, seed=seed, start_hour=start_hour
         )

@@ -212,7 +212,7 @@ def model_fits(
     if memory_bytes is None:
         raise CleaveError("this system does not tell its memory; give --server-memory GB")
     spec, sent, card = resolve_model(model).spec, _ELEMENT_BYTES[dtype], PsRates()
-    sizes = StageSizes(spec, seq, sent, sent, adapters_of(lora, lora_bits))
+    sizes = StageSizes(spec, seq, sent, sent, adapters_of(lora, lora_bits, spec))
     devices, in_fp32 = (
         rates_of(fleet_devices(fleet, 0.0, each), CodingPolicy.OFF, card)
         for each in (dtype, "fp32")

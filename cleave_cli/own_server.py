@@ -30,6 +30,7 @@ class OwnServer:
 
     url: str
     operator_url: str
+    dashboard_url: str
     process: subprocess.Popen[str]
 
 
@@ -54,7 +55,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             raise CleaveError("the server did not start; run `cleave serve` to see why")
         heard = json.loads(line)
         reader.start()
-        yield OwnServer(heard["url"], heard["operator_url"], process)
+        yield OwnServer(heard["url"], heard["operator_url"], heard["dashboard_url"], process)
     finally:
         end_process(process, _STOP_S)
         if reader.is_alive():

@@ -17,7 +17,9 @@ from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
+from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import Adapters, StageSizes
+from cleave.workload.step import check_rank
 from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
@@ -132,7 +134,7 @@ def alone_by_dtype(question: PlanQuestion) -> dict[str, float]:
     return found
 
 
-def adapters_of(rank: int, bits: int) -> Adapters | None:
+def adapters_of(rank: int, bits: int, spec: ModelSpec) -> Adapters | None:
     """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model."""
     if rank < 0:
         raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
@@ -140,6 +142,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
         raise UsageError(f"--lora-bits is {bits}; give 4 or 8, or 0 for weights in --dtype")
     if bits and not rank:
         raise UsageError(f"--lora-bits is {bits}, and no weight is frozen; add --lora RANK")
+    check_rank(spec, rank)
     return Adapters(rank, bits=Bits(bits) if bits else None) if rank else None
 
 

@@ -10,6 +10,7 @@ from cleave.errors import UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.workload.registry import ModelSpec
+from cleave.workload.step import check_step
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
@@ -102,6 +103,7 @@ def cells(
     Raises:
         UsageError: if the fleet is unknown or invalid.
     """
+    check_step(spec, batch, seq)
     nobody = Conditions(spec, batch, seq, (), element, ps, seed, ps_flops_per_s=ps_flops_per_s)
     found: list[Cell] = []
     for count in counts:

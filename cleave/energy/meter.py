@@ -54,6 +54,7 @@ class Gap(Enum):
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
     TYPICAL_SBC = "power of a typical single-board computer, as theirs is not known"
+    TYPICAL_DESKTOP = "power of a typical desktop computer, as theirs is not known"
     TYPICAL_CARD = "the most that their graphics card draws, without the rest of the laptop"
     TYPICAL_IDLE = "what they draw while they wait is not known: that of their class"
     TYPICAL_RADIO = "what their radios draw is not known: 0.5 W, an assumption of arXiv 2507.01803"

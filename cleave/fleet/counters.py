@@ -22,7 +22,7 @@ class FleetCounters(Sums):
             each GEMM's operands and result, and `StepWork.floor_bytes` of each step by stages.
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
-        blocks: number of result blocks received.
+        blocks: number of completed runs of devices, as in `DeviceCounters`.
         reissued: number of tasks and stage passes that were reassigned or duplicated.
         late: number of results that arrived too late to be used.
         local_gemms: number of GEMMs that the PS computed because no device was available, or to

@@ -113,7 +113,7 @@ class Runtime(FleetRuntime):
             self._counters,
             traffic=self._counters.traffic.snapshot(),
             saved=self._counters.saved.snapshot(),
-            blocks=done.results,
+            blocks=done.results + self.manager.stages.results,
             reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,
         )

@@ -33,6 +33,7 @@ class Machine:
         cores: number of cores that this process may use.
         system: name and release of the operating system, and processor architecture.
         board: name of the machine in its device tree; empty if it has no device tree.
+        chassis: type of the case, as in SMBIOS 3.7, table 17; 0 if unknown or a virtual machine.
     """
 
     cpu: str
@@ -41,6 +42,7 @@ class Machine:
     system: str
     has_battery: bool | None
     board: str
+    chassis: int
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
@@ -52,7 +54,17 @@ def this_machine(root: Path = Path("/")) -> Machine:
         system=f"{platform.system()} {platform.release()} {platform.machine()}".strip(),
         has_battery=_has_battery(root),
         board=(read_file(root / "proc/device-tree/model") or "").rstrip("\0"),
+        chassis=_chassis(root),
     )
+
+
+def _chassis(root: Path) -> int:
+    if re.search(
+        r"^flags\s*:.*\bhypervisor\b", read_file(root / "proc/cpuinfo") or "", re.MULTILINE
+    ):
+        return 0  # some hypervisors state the case of a desktop
+    text = read_file(root / "sys/class/dmi/id/chassis_type") or ""
+    return int(text) if text.isdecimal() else 0
 
 
 def usable_cores() -> list[int]:
@@ -305,16 +317,34 @@ _BOARDS: Final = re.compile(
     re.IGNORECASE,
 )
 
+_SERVERS: Final = re.compile(r"\b(epyc|xeon(?!.* w)|ampere|neoverse|graviton)", re.IGNORECASE)
+
+# Types of cases by kind of device.
+_CASES: Final = {
+    "TABLET": (30,),
+    "LAPTOP": (8, 9, 10, 14, 31, 32),
+    "DESKTOP": (3, 4, 6, 7, 13, 15, 16, 24, 35),
+    "SERVER": (17, 23, 28),
+}
+
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return a machine's kind: phone for all Android machines, None for desktops and servers."""
+    """Return a machine's kind; None if neither its case, its board nor its processor tells."""
     from profiles.device_profile import DeviceKind  # its imports would slow down every command
 
     if android:
         return DeviceKind.PHONE
     if _BOARDS.search(machine.board):
         return DeviceKind.SBC
-    return DeviceKind.LAPTOP if machine.has_battery else None
+    for name, types in _CASES.items():
+        if machine.chassis in types:
+            return DeviceKind[name]
+    if machine.has_battery:
+        return DeviceKind.LAPTOP
+    if _SERVERS.search(machine.cpu):
+        return DeviceKind.SERVER
+    mac = machine.system.startswith("Darwin") and machine.has_battery is False
+    return DeviceKind.DESKTOP if mac else None
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:

@@ -13,7 +13,7 @@ class DeviceCounters:
     Subtracting an earlier snapshot gives the work since the snapshot.
 
     Attributes:
-        blocks: number of requested results that the PS received.
+        blocks: number of completed runs: blocks of products, runs of graphs, and fetched arrays.
         flops: number of floating-point operations that produced the counted results.
         downlink_bytes, uplink_bytes: total size of the messages to and from the device, in bytes.
         compute_s: computation time that the device reported, in seconds.

@@ -13,11 +13,14 @@ Each weight gradient is computed once per batch. The matrix multiplications insi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from cleave.errors import UsageError
 from cleave.gemm import Gemm
 from cleave.planner.plan import GemmKind, StepGemm
 from cleave.workload.registry import Family, ModelSpec
+
+MAX_TOKENS: Final = 2**24  # in one step, as in the largest published training runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,9 @@ def step_gemms(
     gradient of each Linear, from the last Linear to the first.
 
     Raises:
-        UsageError: if the batch or the sequence length is below 1.
+        UsageError: if `check_step` does.
     """
-    for name, value in (("batch", batch), ("sequence length", seq)):
-        if value < 1:
-            raise UsageError(f"The {name} is {value}; it must be 1 or more.")
+    check_step(spec, batch, seq)
     tokens = batch * seq
     shapes = linear_shapes(spec, fused_siblings)
     gemms = [
@@ -109,6 +110,35 @@ def step_gemms(
         gemms.append(StepGemm(GemmKind.INPUT_GRADIENT, d_input, s.count, s.name, after))
         gemms.append(StepGemm(GemmKind.WEIGHT_GRADIENT, d_weight, s.count, s.name, after))
     return tuple(gemms)
+
+
+def check_step(spec: ModelSpec, batch: int, seq: int) -> None:
+    """Raise UsageError if the model has no training step on ``batch`` sequences of ``seq`` tokens.
+
+    The sizes must be 1 or more, the sequences must fit the model's positions, and the step must
+    have at most `MAX_TOKENS` tokens.
+    """
+    for name, value in (("--batch", batch), ("--seq", seq)):
+        if value < 1:
+            raise UsageError(f"{name} is {value}; give 1 or more")
+    if seq > spec.max_positions:
+        raise UsageError(
+            f"--seq {seq} is longer than the {spec.max_positions} positions of {spec.name}; give "
+            f"{spec.max_positions} or less"
+        )
+    if batch * seq > MAX_TOKENS:
+        raise UsageError(
+            f"a step of {batch:,} sequences of {seq:,} tokens has {batch * seq:,} tokens; give "
+            f"{MAX_TOKENS // seq:,} sequences or fewer"
+        )
+
+
+def check_rank(spec: ModelSpec, rank: int) -> None:
+    """Raise UsageError if adapters of this rank are larger than the matrices that they adapt."""
+    if rank > spec.width:
+        raise UsageError(
+            f"--lora has the rank {rank}, above the width of {spec.name}; give {spec.width} or less"
+        )
 
 
 def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:

@@ -51,7 +51,8 @@ def emulate(
     duration: Annotated[float, Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
     speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
-        bool, Option("--compute/--no-compute", help="Compute results, or return zeros.")
+        bool,
+        Option("--compute/--no-compute", help="Compute results, or return zeros of tiles."),
     ] = True,
     trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
     log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,
@@ -110,9 +111,8 @@ def emulate(
     for name, value in numbers.items():
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 or more")
-    for name, count in (("--steps", steps), ("--batch", batch), ("--seq", seq)):
-        if count < 1:
-            raise UsageError(f"{name} is {count}; give 1 or more")
+    if steps < 1:
+        raise UsageError(f"--steps is {steps}; give 1 or more")
     if not 1e-3 <= speed <= 1e3:
         raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
     if not 0 <= start_hour < 24:
@@ -123,12 +123,17 @@ def emulate(
         raise UsageError("--dtype is 'fp16', and stages travel in bf16 or fp32; give one of these")
     if model and server:
         raise UsageError("--model emulates without a server; leave out --server")
+    from cleave.workload.registry import find_model
+    from cleave.workload.step import check_step
+
     _need_meaning(context, virtual=bool(model))
     form = form_of(as_json=as_json, as_csv=as_csv)
     members = choose_fleet(
         fleet, devices, default=1000, dtype="fp32" if method == "stages" else dtype, churn=churn,
         stragglers=stragglers, seed=seed,
     )  # fmt: skip
+    if model:
+        check_step(find_model(model), batch, seq)
     watch = Watch(trace, log)
     if model:
         asked = _Asked(

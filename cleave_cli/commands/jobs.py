@@ -27,8 +27,8 @@ _RECORDED: Final = (
 )  # fmt: skip
 _NEXT: Final = {
     "stop": "is to stop, with a checkpoint of its last whole step",
-    "pause": "pauses after its step; continue with: cleave jobs resume {}",
-    "resume": "is queued again",
+    "pause": "pauses after its step; continue with: cleave jobs resume {job}",
+    "resume": "is queued again; {continues}",
 }
 
 
@@ -168,7 +168,7 @@ def _change(action: str, job: str, server: str, data: Any, *, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    name, state = answer["job"], answer["state"]
     # In any other state, the job has already ended or is paused.
-    text = _NEXT[action].format(name) if state in ("running", "queued") else f"is {state}"
-    say(f"{name} {text}", err=False)
+    going = answer["state"] in ("running", "queued")
+    text = _NEXT[action].format(**{"continues": "", **answer}) if going else "is {state}"
+    say(f"{answer['job']} {text.format(**answer)}", err=False)

@@ -9,15 +9,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from cleave.device.host.policy import parse_memory, parse_policy
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, choice_of
 from cleave.protocol import limits
 from cleave_cli.render.text import printable
+
+if TYPE_CHECKING:
+    from profiles.device_profile import DeviceKind
 
 _MOST_THREADS = 1024
 _OF_ACCELERATOR = 0.9  # share of an accelerator's free memory to offer
@@ -60,6 +63,13 @@ Once = Annotated[bool, Option("--once", help="Serve one session: do not reconnec
 Profile = Annotated[
     str, Option(help="Profile of this device, from cleave profile list, to model energy.")
 ]
+Kind = Annotated[
+    str,
+    Option(
+        help="Kind of this device, to model energy: phone, tablet, laptop, desktop, sbc, server or "
+        "cloud-gpu. Default: as its case, battery and processor tell."
+    ),
+]
 IdleAfter = Annotated[float, Option(help="Minutes without input until it counts as idle.")]
 
 
@@ -78,6 +88,7 @@ def join(
     max_data: MaxData = "",
     once: Once = False,
     profile: Profile = "",
+    kind: Kind = "",
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Make this machine a device that computes for a parameter server until you press Ctrl-C.
@@ -110,6 +121,7 @@ def join(
     memory_bytes = parse_memory(memory, total_memory_bytes())
     known_profile(profile)
     known_length(name)
+    stated = known_kind(kind)
     if cores:
         owner.keep_to_cores(cores)
     if threads or cores:  # math libraries read these variables on import
@@ -138,6 +150,7 @@ def join(
         on_android,
         this_machine,
     )
+    from cleave.protocol.device_counters import DeviceCounters
     from cleave.protocol.messages import Welcome
     from cleave.transport.connection import open_connection
     from cleave.transport.join_url import parse_join_url, read_url
@@ -146,11 +159,13 @@ def join(
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     called = name or socket.gethostname()
-    kind = kind_of(this_machine(), android=on_android())
+    own_kind = stated or kind_of(this_machine(), android=on_android())
     saved = SavedCredentials(state_folder())
     # Measured when the policy first permits computation: of the backend, and of layer graphs.
     chosen: list[Speed] = []
     in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
+
+    total = DeviceCounters()
 
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
@@ -159,6 +174,7 @@ def join(
             typer.echo(printable(human), err=True)
 
     def say(notice: Notice) -> None:
+        nonlocal total
         status, reason = notice.status, notice.reason
         match notice.state:
             case State.WAITING:
@@ -182,10 +198,12 @@ def join(
                 )
             case State.LEFT:
                 give_back()
-                done = status.done
+                total += status.done
+                # Between two sessions, tell what all sessions have done.
+                done, of = (status.done, "") if status.device else (total, "in all sessions, ")
                 event(
                     "left",
-                    f"left ({reason}): {done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
+                    f"left ({reason}): {of}{done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
                     f"{done.downlink_bytes / 1e6:.1f} MB down, "
                     f"{done.uplink_bytes / 1e6:.1f} MB up",
                     reason=reason,
@@ -195,6 +213,9 @@ def join(
                     uplink_bytes=done.uplink_bytes,
                 )
 
+    if own_kind is None and not profile and not PowerMeter(Sensors()).available:
+        text = "the kind of this machine is not known, so its energy stays unknown: give --kind"
+        event("note", text, text=text)
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
@@ -250,7 +271,7 @@ def join(
             graph_flops_per_s=in_graphs.get(None, 0.0),
             graph_bf16_flops_per_s=in_graphs.get(DType.BF16, 0.0),
             profile=profile,
-            kind=kind,
+            kind=own_kind,
             graphs=graph_session.available(),
         )
         connect = partial(open_connection, memory_bytes=memory_bytes)
@@ -303,6 +324,13 @@ def known_threads(threads: int) -> None:
             f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
             f"{_MOST_THREADS}"
         )
+
+
+def known_kind(name: str) -> DeviceKind | None:
+    """Return the kind of device for `--kind`; None if empty. Raise UsageError if it is unknown."""
+    from profiles.device_profile import DeviceKind
+
+    return choice_of(DeviceKind, "--kind", name) if name else None
 
 
 def known_length(name: str) -> None:

@@ -81,6 +81,8 @@ def plan(
 
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
+    from rich.console import Console
+
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.plan import ElementBytes, Method, PsRates, StateMode
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
@@ -124,7 +126,6 @@ def plan(
             "--memory sharded is planned for tiles of whole models; leave out --method stages and "
             "--lora"
         )
-    adapters = adapters_of(lora, lora_bits)
     if tiles and not (gemm and form is Form.JSON):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
@@ -153,7 +154,7 @@ def plan(
         _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
-    gemms = step_gemms(spec, batch, seq, fused)
+    gemms, adapters = step_gemms(spec, batch, seq, fused), adapters_of(lora, lora_bits, spec)
     if plot is not None and by is Method.LOCAL and not crossing:
         raise UsageError("--plot draws what devices do; leave out --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
@@ -179,7 +180,8 @@ def plan(
             by = Method.TILES
         _plan_servers(question, counts, by, fused, about, form, sharded=sharded)
         return
-    found = question.choose(by)
+    with Console(stderr=True).status(f"planning a step of {model}"):
+        found = question.choose(by)
     alone_s = alone_by_dtype(question) if not ps_gflops else {}
     with_own_s = question.with_own_device_s(found)
     where = _crossing(question, by) if crossing else None

@@ -152,6 +152,10 @@ def serve(
     about: Annotated[
         str, Option(help="What the devices help to train, in a sentence for their owners.")
     ] = "",
+    resume_jobs: Annotated[
+        bool,
+        Option("--resume-jobs", help="Continue the jobs that the last server left unfinished."),
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="JSON lines on stdout.")] = False,
 ) -> None:
     """Run a parameter server. Devices join it, and `cleave train --server` submits jobs to it.
@@ -272,7 +276,7 @@ def serve(
 
             jobs = Jobs(server.fleet, runner, server_app.history, job_happened)
             server_app.operators.jobs = server_app.overview.jobs = jobs
-            for job in server_app.history.interrupted:
+            for job in server_app.history.interrupted if not resume_jobs else ():
                 _logger.warning(
                     "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason
                 )
@@ -280,6 +284,8 @@ def serve(
             _welcome(server, credential, code, server_app.url_file, as_json=as_json)
             if code is not None:
                 server_app.access.on_redeemed = _Codes(server, code, as_json=as_json).redeemed
+            if resume_jobs:
+                jobs.resume_unfinished()
             while not stop.wait(SAMPLE_S):
                 server_app.power.used()  # read the energy counters before they overflow
             _logger.info(stopping(jobs.running))

@@ -49,6 +49,7 @@ def install(
     idle_after: join.IdleAfter = 5,
     max_data: join.MaxData = "",
     profile: join.Profile = "",
+    kind: join.Kind = "",
     system: System = False,
     account: Annotated[
         str,
@@ -80,6 +81,7 @@ def install(
         owner.cores_to_lend(cores)
     join.known_profile(profile)
     join.known_length(name)
+    join.known_kind(kind)
     policy = parse_policy(when or "always", hours, max_temp, idle_after, max_data)
     memory_bytes = parse_memory(memory, total_memory_bytes())
     if system and not account:
@@ -90,7 +92,7 @@ def install(
         "--idle-after": f"{idle_after:g}", "--max-data": max_data, "--memory": memory,
         "--cores": cores,
         "--threads": threads, "--backend": backend, "--runner": runner,
-        "--name": name, "--profile": profile,
+        "--name": name, "--profile": profile, "--kind": kind,
     }  # fmt: skip
     options = [f"{option}={value}" for option, value in given.items() if value]
     source = f"@{installer.places.url}"

@@ -106,9 +106,6 @@ def simulate(
             raise UsageError(f"{option} is {amount}; give 0 or more")
     if not 0 < utilisation <= 1:
         raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
-    for option, value in (("--batch", batch), ("--seq", seq)):
-        if value < 1:
-            raise UsageError(f"{option} is {value}; give 1 or more")
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)

@@ -101,6 +101,7 @@ class HumanDisplay(Display):
         )
         self._energy: dict[str, Any] = {}
         self._told = ""  # progress of the current step, as reported by a server
+        self._most = 0  # most tasks of the current step that were done at once
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
@@ -113,17 +114,23 @@ class HumanDisplay(Display):
 
         def tasks() -> str:
             found = progress()
-            return tasks_text(found.done, found.of) if found is not None else ""
+            return self._so_far(found.done, found.of) if found is not None else ""
 
         self._tasks = tasks
+
+    def _so_far(self, done: int, of: int) -> str:
+        """Format the progress of the current step, with the number of tasks that are repeated."""
+        self._most = max(self._most, done)
+        again = f", {self._most - done:,} again" if done < self._most else ""
+        return tasks_text(done, of) + again
 
     def plain(self, record: dict[str, Any]) -> None:
         """Update the progress bar with a record, or print the record's text or summary."""
         match record.get("event"):
             case "tasks":
-                self._told = tasks_text(record["done"], record["of"])
+                self._told = self._so_far(record["done"], record["of"])
             case "step":
-                self._told = ""
+                self._told, self._most = "", 0
                 line = _step_line(record, verbose=self._verbose)
                 if record.get("devices"):  # older servers omit this field
                     line += f"\nbottleneck: {printable(bottleneck(record))}"

@@ -125,7 +125,9 @@ def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
         (("--model", "opt-125m", "--server-memory", "-1"), "--server-memory is -1.0; give GB"),
         (("--model", "opt-125m", "--lora-bits", "4"), "add --lora RANK"),
         (("--model", "opt-125m", "--fleet", "no-such"), "no-such"),
-        (("--model", "opt-125m", "--batch", "0"), "The batch is 0"),
+        (("--model", "opt-125m", "--batch", "9999999"), "give 32,768 sequences or fewer"),
+        (("--model", "opt-125m", "--lora", "9999"), "above the width of opt-125m"),
+        (("--model", "opt-125m", "--batch", "0"), "--batch is 0; give 1 or more"),
     ],
 )
 def test_what_people_get_wrong(arguments: tuple[str, ...], said: str) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from cleave.errors import CleaveError
 from cleave_cli import main
 from cleave_cli.commands import dashboard, devices, jobs, pair
+from cleave_cli.render import training
 from cleave_cli.render.status import Seen, shown
 from cleave_cli.render.text import WIDTH, filled, printable
 from cleave_cli.render.training import make_display
@@ -158,6 +159,23 @@ def test_a_line_is_printed_every_few_steps(
     said = capsys.readouterr().err
     assert said.count("loss 6.3062") == lines
     assert ("step 10  loss" in said) == (lines > 0)
+
+
+def test_progress_that_goes_back_says_what_is_repeated(
+    terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training._TasksColumn, "max_refresh", None)
+
+    def told(*records: dict[str, Any]) -> str:
+        with make_display(as_json=False) as display:
+            for record in records:
+                display.plain(record)
+        return capsys.readouterr().err
+
+    ahead, back = ({"event": "tasks", "done": done, "of": 9} for done in (7, 3))
+    assert "task 3 of 9, 4 again" in told(ahead, back)
+    assert "again" not in told(ahead, STEP, back)
+    assert "again" not in told(back, ahead)
 
 
 def test_a_note_is_broken_between_words_on_a_terminal_only(

@@ -226,6 +226,17 @@ def test_what_travels_in_a_step() -> None:
     assert down < with_loss.uplink_bytes < down + messages
 
 
+def test_devices_sessions_and_the_fleet_count_the_same_work() -> None:
+    runtime = runtime_of(2)
+    run(runtime, SizedModel(find_model("opt-nano"), 4, 32, 4), plan_of(*TWO_WITH_LOSS))
+    cores = [device.core for device in runtime.devices.values()]
+    sessions = [session.counters for session in runtime.manager.sessions.values()]
+    blocks = sum(core.blocks for core in cores)
+    assert blocks == sum(done.blocks for done in sessions) == runtime.counters().blocks > 0
+    flops = sum(core.flops for core in cores)
+    assert flops == sum(done.flops for done in sessions) == runtime.manager.stages.flops > 0
+
+
 def test_frozen_parameters_travel_once() -> None:
     model = SizedModel(find_model("opt-nano"), 4, 32, 4, adapters=Adapters(2))
     first, second, third = run(runtime_of(2), model, plan_of(*TWO_WITH_LOSS), steps=3).steps

@@ -14,6 +14,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from typer.main import get_command
@@ -143,6 +145,14 @@ def test_its_own_server_can_be_trained_on_and_ends_with_it(
 ) -> None:
     with started("emulate", "--devices", "3", "--json", cwd=tmp_path) as (process, lines):
         serving = wait_for_event(lines, "serving")
+        page, _, secret = wait_for_event(lines, "dashboard")["url"].partition("#c=")
+        shown, refused = (
+            Request(f"{page}metrics", headers={"Authorization": f"Bearer {token}"})
+            for token in (secret, "another")
+        )
+        urlopen(shown).close()
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(refused)
         command = training(corpus_file, 2, "opt-nano")
         trained = here(*command, "--server", serving["operator_url"])
         assert trained.returncode == 0, trained.stderr

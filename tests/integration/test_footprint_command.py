@@ -73,12 +73,12 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
     ("arguments", "said"),
     [
         ((), "give either a run folder or --model"),
-        (("--model", "opt-nano", "--against", "l4"), "the power of l4 is not known"),
+        ((*PLANNED, "--against", "l4"), "the power of l4 is not known"),
         (("--model", "opt-nano", "--pue", "0.5"), "--pue is 0.5"),
         (("--model", "opt-nano", "--plot", "x.png"), "give --grid, too"),
-        (("--model", "opt-nano", "--grid", "Narnia"), "no figures for the electricity"),
+        ((*PLANNED, "--grid", "Narnia"), "no figures for the electricity"),
         (("--model", "opt-nano", "--fleet", "nobody-3"), "there is no fleet"),
-        (("nowhere",), "is not the folder of a run"),
+        (("nowhere",), "there is no run folder 'nowhere'"),
         (("nowhere", "--against", "a5000"), "--against compares what is planned"),
     ],
 )

@@ -85,6 +85,33 @@ def test_its_kind(
     assert kind_of(this_machine(tmp_path), android=android) is kind
 
 
+@pytest.mark.parametrize(
+    ("case", "cpu", "battery", "kind"),
+    [
+        ("3", "model name : AMD Ryzen 5 5600X", False, DeviceKind.DESKTOP),
+        ("35", "", False, DeviceKind.DESKTOP),
+        ("10", "", False, DeviceKind.LAPTOP),  # without its battery
+        ("30", "", True, DeviceKind.TABLET),
+        ("23", "", False, DeviceKind.SERVER),
+        ("1", "model name : AMD EPYC 7763 64-Core Processor", False, DeviceKind.SERVER),
+        ("1", "model name : Intel(R) Xeon(R) CPU E5-2673 v4", False, DeviceKind.SERVER),
+        ("2", "model name : Intel(R) Xeon(R) W-2145 CPU", False, None),
+        ("3", "flags : fpu hypervisor", False, None),  # a virtual machine
+        ("x", "", False, None),
+    ],
+)
+def test_its_kind_by_its_case_and_processor(
+    tmp_path: Path, case: str, cpu: str, battery: bool, kind: DeviceKind | None
+) -> None:
+    (tmp_path / "sys/class/power_supply").mkdir(parents=True)
+    files: dict[str, object] = {
+        "sys/class/dmi/id/chassis_type": case,
+        "proc/cpuinfo": cpu or "flags : fpu",
+    }
+    _write(tmp_path, files | ({f"{BATTERY}/type": "Battery"} if battery else {}))
+    assert kind_of(this_machine(tmp_path), android=False) is kind
+
+
 def test_android_shows_in_the_platform_or_in_termuxs_environment() -> None:
     assert on_android("android", {})
     assert on_android("linux", {"ANDROID_ROOT": "/system"})

@@ -58,7 +58,10 @@ def test_devices_and_bytes_are_those_of_all() -> None:
 def test_what_a_lost_server_did_still_counts() -> None:
     clock = Clock()
     own = seen(fleet_of(clock, 1, sent_bytes=5), clock, card=1e9)
-    lost = ended(seen(fleet_of(clock, 2, sent_bytes=7), clock, card=1e9))
+    last = seen(fleet_of(clock, 2, sent_bytes=7), clock, card=1e9)
+    last["totals"]["joined"] = 1
+    lost = ended(last)
+    assert lost["totals"]["left"] == 1
     whole = merged(own, [lost])
     assert whole["totals"]["down_bytes"] == 12
     assert whole["devices"] == own["devices"]

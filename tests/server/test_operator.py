@@ -128,6 +128,72 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     store.close()
 
 
+class Trainer(Runner):
+    """Does two steps, of which the first has a checkpoint, and trains until told to stop."""
+
+    folder = "runs/a"
+
+    def run(self, arguments: Any, fleet: Any, report: Any, stop: Any) -> None:
+        report({"event": "start", "step": 0, "steps": 9, "run_folder": self.folder})
+        report({"event": "step", "step": 2, "loss": 1.0})
+        until(lambda: stop() or self.ends.is_set())
+
+    def resumes_after(self, run_folder: str) -> int:
+        assert run_folder == self.folder
+        return 1
+
+
+def test_a_server_continues_what_the_last_one_left_unfinished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what an operator stopped, nor a run that another job continues."""
+    store = Store(tmp_path / "cleave.db")
+    writer = StoreWriter(store, time.time)
+
+    def begun() -> Jobs:
+        writer.flush()
+        history = JobHistory(store, writer, time.time)
+        return Jobs(None, Trainer({}), history)  # type: ignore[arg-type]
+
+    wanted = {"job": {"model": "opt-tiny"}}
+    jobs = begun()
+    stopped = jobs.submit(wanted)
+    until(lambda: stopped.run_folder)
+    jobs.stop(stopped.id)
+    until(lambda: stopped.has_last_record)
+    with pytest.raises(UsageError, match="no job 'job-9'; give one of job-1"):
+        jobs.stop("9")
+    running = jobs.submit(wanted)
+    until(lambda: len(running.records) == 2)
+    jobs.submit(wanted)
+    jobs.close(PATIENCE_S)
+    assert running.records[-1] == {"event": "end", "state": "stopped"}
+
+    again = begun()
+    with caplog.at_level("INFO", "cleave"):
+        again.resume_unfinished()
+    assert [job.id for job in again.all()] == ["job-2", "job-3"]
+    where = "it continues after step 1, so what was done until step 2 is repeated"
+    assert again.find("2").continues == where
+    assert f"job-2 is queued again; {where}" in caplog.text
+    assert again.find("3").continues == "it starts at step 1"
+    with pytest.raises(UsageError, match="no job 'job-9'; give one of job-1, job-2, job-3"):
+        again.stop("9")
+    until(lambda: again.find("2").is_running)
+    again.close(PATIENCE_S)
+
+    newer = begun()
+    continued = newer.submit({**wanted, "resume": Trainer.folder})
+    until(lambda: continued.run_folder)
+    newer.close(PATIENCE_S)
+    last = begun()
+    last.resume_unfinished()
+    assert [job.id for job in last.all()] == ["job-4", "job-3"]
+    last.close(PATIENCE_S)
+    writer.close()
+    store.close()
+
+
 def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:
     first = jobs.submit({"job": {"model": "opt-tiny"}})
 

@@ -293,6 +293,27 @@ def test_the_plan_fills_as_blocks_come_back(overview: Overview, fleet: Fleet, cl
     assert took_s == pytest.approx(1.5)
 
 
+def test_work_of_a_device_that_left_stays_in_totals_and_rates(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    for device in (1, 2):
+        fleet.join(device)
+    runs = [order for order in fleet.submit(Gemm(256, 512, 128)) if isinstance(order, Send)]
+    order = next(o for o in runs if o.session == 1 and isinstance(o.message, messages.Run))
+    clock.now_s += 2.0
+    fleet.answer(order, order.message)  # type: ignore[arg-type]
+    before = overview.answer(Question())
+    assert before["totals"]["blocks"] == rows(overview)[0]["blocks"] == 1
+    assert before["rates"]["blocks_per_s"] == 0.5
+    fleet.manager.closed(1, "its owner closed it", clock())
+    left = overview.answer(Question())
+    assert left["devices"]["total"] == 1
+    fleet.join(3)  # the same device again
+    for seen in (left, overview.answer(Question())):
+        assert [seen["totals"][n] for n in ("blocks", "flops")] == [1, before["totals"]["flops"]]
+        assert seen["rates"] == before["rates"]
+
+
 def test_a_step_by_stages_and_whose_the_devices_are(overview: Overview, fleet: Fleet) -> None:
     fleet.join(1)
     fleet.join(2, features=(Feature.GRAPHS.value,))

@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(tmp_path: Path)
 )  # fmt: skip
 def test_what_is_no_figure_is_said(name: str, value: str) -> None:
     done = CliRunner().invoke(
-        app, ["footprint", "--model", "opt-nano", f"--{name}={value}", "--grid", "USA"]
+        app, ["footprint", "--model", "opt-125m", f"--{name}={value}", "--grid", "USA"]
     )
     assert isinstance(done.exception, UsageError)
     assert f"--{name} is {value}; give " in str(done.exception)

@@ -80,7 +80,7 @@ def test_bytes_are_on_average_over_the_devices_used() -> None:
 
 
 def test_devices_too_small_for_attention_do_not_fit() -> None:
-    spec = find_model("opt-tiny")
+    spec = find_model("opt-125m")
     task = forward_task(spec, 1024, 2)
     tiny = Conditions(spec, 2, 1024, alike(8, memory=task.memory_bytes))
     (outcome,) = KNOWN["cleave"].outcomes(tiny)

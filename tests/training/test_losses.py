@@ -134,7 +134,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             JobRequest(job.to_dict()).spec()
 
-    refused("not the folder of a run")
+    refused("there is no run folder")
     RunFolder(tmp_path).write_config(JOB.to_dict())
     refused("no step")
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")

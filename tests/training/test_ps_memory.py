@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
+import cleave
 from cleave.errors import UsageError
 from cleave.training.loop import ps_memory
 from cleave.training.loop.job import JobSpec, MemoryMode
-from cleave.training.loop.ps_memory import memory_mode
+from cleave.training.loop.ps_memory import check_memory, memory_mode
 from cleave.training.loop.run_job import JobRunner
 
 MODEL = nn.Linear(1000, 1000, bias=False)
@@ -54,6 +56,59 @@ def test_several_servers_share_what_one_has_no_room_for(monkeypatch: pytest.Monk
     assert memory_mode(JOB, MODEL, 2) is MemoryMode.RECOMPUTE  # steps may go by stages
     quantized = replace(JOB, method="local", lora="r=4,bits=4")
     assert memory_mode(quantized, MODEL, 2) is MemoryMode.RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    ("changed", "alone", "said"),
+    [
+        ({"batch": 9999}, True, "--batch is 9999: a step needs .* give [0-9]+ or less"),
+        (
+            {"accumulate": 30_000, "method": "local"},
+            False,
+            "--accumulate is 30000: .* give [0-9]+ or less",
+        ),
+        ({"model": "opt-125m"}, False, "opt-125m with --seq 128 needs .* give a smaller model"),
+        ({"lora": "r=999999"}, False, "--lora has the rank 999999"),
+        ({"batch": 999_999_999}, False, "give 131,072 sequences or fewer"),
+        ({"accumulate": 999_999_999}, False, "give 131,072 sequences or fewer"),
+        ({"seq": 99_999}, False, "longer than the 256 positions"),
+        ({"steps": 10**30}, False, "--steps is 10+; give a number below"),
+    ],
+)
+def test_an_impossible_size_is_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, Any], alone: bool, said: str
+) -> None:
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 200e6)
+    runner, asked = JobRunner(tmp_path / "runs"), {"job": {"model": "opt-nano", **changed}}
+    if not alone:  # without a fleet, a step by stages is impossible
+        with pytest.raises(UsageError, match=said):
+            runner.check(asked)
+    with pytest.raises(UsageError, match=said):
+        runner.run(asked, None, print, lambda: False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_step_that_only_stages_have_room_for_is_refused_without_them(
+    monkeypatch: pytest.MonkeyPatch, corpus_file: Path, tmp_path: Path
+) -> None:
+    """Here, the fleet is too slow for stages, and this machine has too little memory."""
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 40e6)
+    job = {"model": "opt-nano", "data": str(corpus_file), "batch": 400, "seq": 32, "steps": 1}
+    runner = JobRunner(tmp_path)
+    runner.check({"job": job})
+    with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="--batch is 400: a step"):
+        runner.run({"job": job}, fleet, print, lambda: False)
+
+
+def test_the_largest_batch_that_is_named_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 200e6)
+    for job in (JOB, replace(JOB, method="stages"), replace(JOB, dtype="bf16", state_dir="states")):
+        with pytest.raises(UsageError) as refused:
+            check_memory(replace(job, batch=60_000), 1)
+        most = int(str(refused.value).split()[-3])
+        check_memory(replace(job, batch=most), 1)
+        with pytest.raises(UsageError, match=f"give {most} or less"):
+            check_memory(replace(job, batch=most + 1), 1)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,30 @@ def test_early_stopping_counts_what_remains(
     assert find_checkpoint(run, best=True).step == 3
 
 
+@pytest.mark.parametrize(("killed", "said"), [(5, "steps 4 to 5 are"), (4, "step 4 is")])
+def test_steps_that_are_repeated_are_named(
+    tmp_path: Path, corpus_file: Path, held_out: dict[int, float], killed: int, said: str
+) -> None:
+    held_out.update((step, 19.0 - step) for step in range(1, 10))
+    run = RunFolder.create(tmp_path, "mine")
+    with pytest.raises(KilledError):
+        trained(job_of(corpus_file), run, kill_at=killed)
+    assert f"resuming after step 3; {said} repeated" in notes(trained(job_of(corpus_file), run))
+    assert " repeated;" not in notes(trained(job_of(corpus_file, steps=9), run))
+
+
+def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path: Path) -> None:
+    runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
+    before = run.metrics_path.read_bytes()
+    for steps in ({}, {"steps": 1}):
+        with pytest.raises(UsageError, match=r"is finished: all 1 steps are done.*above 1"):
+            runner.run({**asked, "job": steps}, None, print, lambda: False)
+    assert run.metrics_path.read_bytes() == before
+    with pytest.raises(UsageError, match="--name is 'b', and --resume continues"):
+        runner.check({**asked, "job": {"steps": 2}, "name": "b"})
+    assert runner.check({**asked, "job": {"steps": 2}}) == ("opt-nano", 2)
+
+
 # --- what else is there now ----------------------------------------------------------------------
 
 

@@ -55,8 +55,12 @@ def test_config_comes_back_without_its_nones(tmp_path: Path) -> None:
 
 def test_a_missing_or_damaged_config_is_one_sentence(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    with pytest.raises(UsageError, match="not the folder of a run"):
+    with pytest.raises(UsageError, match=r"there is no run folder .*; there are none yet"):
         run.read_config()
+    for name in ("a", "b"):
+        RunFolder.create(tmp_path / "runs", name).write_config({"seed": 1})
+    with pytest.raises(UsageError, match=r"no run folder '.*/c'; give one of .*/runs/a, .*/runs/b"):
+        RunFolder(tmp_path / "runs" / "c").read_config()
     run.config_path.write_text("seed = = 1")
     with pytest.raises(UsageError, match="damaged"):
         run.read_config()

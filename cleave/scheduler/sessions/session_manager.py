@@ -374,13 +374,12 @@ class SessionManager:
         session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
         if session.setbacks.did():
             self.history.remember(session)
+        session.counters.blocks += 1
         if isinstance(task.detail, StageOrder):
-            session.counters.blocks += isinstance(message, messages.Result)
             return self.stages.answered(task.detail, message, task.flops, now_s)
         assert isinstance(message, messages.Result)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
-        session.counters.blocks += 1
         drawn = self.verify and self.verification.wants(session.reputation, self._rng)
         if drawn or (self.verify and not _is_finite(message)):
             return [Check(session.id, message.id, task, message.payload)]

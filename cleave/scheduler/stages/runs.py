@@ -88,7 +88,7 @@ class StageRuns:
         leaving: devices that leave as soon as they have returned their trained state.
         return_s: how long a stage waits for a device that lost its connection, in seconds.
         hot_spares: whether devices without a stage follow stages; see `HotSpares`.
-        results: number of arrays that devices have returned in all steps.
+        results: number of graph runs and fetches that devices have completed in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
     """
 
@@ -500,7 +500,7 @@ class StageRuns:
             spans = self._computed.setdefault(order.request.device, [])
             begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
             spans.append((begin_s, now_s))
-        self.results += isinstance(answer, messages.Result)
+        self.results += 1
         self.flops += flops
         snapshot = self._snapshot
         if snapshot is not None and snapshot.owns(order):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, unknown
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.sessions.admission import clean_text
@@ -108,10 +108,7 @@ class DeviceAdmin:
         wanted = arguments.get("code")
         found = [code for code in self._access.codes() if code.id == wanted]
         if not found or type(wanted) is not int:
-            raise UsageError(
-                f"this server knows no join code with the id {wanted!r}; `cleave pair --list` "
-                f"lists them"
-            )
+            raise unknown("join code", wanted, [code.id for code in self._access.codes()])
         state = _state(found[0], self._clock())
         if state != "open":
             raise UsageError(
@@ -189,8 +186,8 @@ class DeviceAdmin:
         wanted = str(arguments.get("device", ""))
         device = self._store.find_device(wanted)
         if device is None:
-            known = ", ".join(d.name for d in self._store.devices()[:20]) or "none yet"
-            raise UsageError(f"this server knows no device {wanted!r}; it knows {known}")
+            known = [f"{device.id} ({device.name})" for device in self._store.devices()]
+            raise unknown("device", wanted, known)
         return self._access.statuses.of(device)
 
     def _revoke(self, device: DeviceRecord, reason: str) -> Answer:

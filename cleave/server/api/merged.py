@@ -34,10 +34,12 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 def ended(answer: Answer) -> Answer:
     """Return a lost server's last overview, reduced to the totals of its past work.
 
-    Rates and bandwidths become 0. Devices, plans and timelines are removed.
+    Rates and bandwidths become 0, and all sessions count as ended. Devices, plans and timelines are
+    removed.
     """
     return {
         **answer,
+        "totals": {**answer["totals"], "left": answer["totals"]["joined"]},
         "card": dict.fromkeys(answer["card"], 0.0),
         "rates": dict.fromkeys(answer["rates"], 0.0),
         "devices": {**answer["devices"], "rows": [], "total": 0, "by": []},

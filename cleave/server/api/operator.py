@@ -107,6 +107,8 @@ class OperatorSessions:
                     change = getattr(self.jobs, request.action)
                     job = change(str(arguments.get("job", "")))
                     data = {"job": job.id, "state": job.state.value}
+                    if request.action == "resume":
+                        data["continues"] = job.continues
                 case "records":
                     job = self.jobs.find(str(arguments.get("job", "")))
                     last = arguments.get("last", _RECORDS)
@@ -144,7 +146,10 @@ class OperatorSessions:
                     "job": job.id,
                     "state": job.state.value,
                     "model": job.model,
-                    "steps": sum(r.get("event") == "step" for r in list(job.records)),
+                    "steps": max(
+                        (r["step"] for r in list(job.records) if r.get("event") == "step"),
+                        default=0,
+                    ),
                 }
                 for job in self.jobs.all()
             ],

@@ -6,7 +6,6 @@ regardless of the number of devices and records.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +41,7 @@ class Look:
     """A snapshot of all counters at time `at_s` on a monotonic clock."""
 
     at_s: float
-    # All sessions, even after they end. Blocks and FLOPs of stages are not counted.
+    # All sessions, even after they end.
     fleet: DeviceCounters = field(default_factory=DeviceCounters)
     devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
 
@@ -490,11 +489,9 @@ def _earlier_row(job: StoredJob) -> Answer:
 def _fleet_rates(before: Look, now: Look) -> Answer:
     window_s = now.at_s - before.at_s
     recent = now.fleet - before.fleet
-    # The tile scheduler's counters omit stages. The counters per device include stages.
-    did = [d - before.devices.get(id, DeviceCounters()) for id, d in now.devices.items()]
     counts = {
-        "blocks_per_s": sum(each.blocks for each in did),
-        "flops_per_s": math.fsum(each.flops for each in did),
+        "blocks_per_s": recent.blocks,
+        "flops_per_s": recent.flops,
         "egress_bytes_per_s": recent.downlink_bytes,
         "ingress_bytes_per_s": recent.uplink_bytes,
     }

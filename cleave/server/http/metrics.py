@@ -24,8 +24,8 @@ from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 PATH: Final = "/metrics"
 
 _TOTALS: Final = {
-    "blocks": ("cleave_blocks", "Results that were used."),
-    "flops": ("cleave_flops", "Floating-point operations of these results."),
+    "blocks": ("cleave_blocks", "Runs of devices whose results were used."),
+    "flops": ("cleave_flops", "Floating-point operations of these runs."),
     "down_bytes": ("cleave_downlink_bytes", "Bytes sent to devices."),
     "up_bytes": ("cleave_uplink_bytes", "Bytes received from devices."),
     "reissued": ("cleave_reissued_units", "Tasks that were given to other devices."),

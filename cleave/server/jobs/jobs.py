@@ -14,10 +14,15 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, unknown
 from cleave.fleet.fleet import Fleet
 from cleave.scheduler.fleet_events import EventKind
-from cleave.server.store.job_history import JobHistory, wait_said
+from cleave.server.store.job_history import (
+    LEFT_BY_SERVER,
+    JobHistory,
+    how_to_continue,
+    wait_said,
+)
 from cleave.server.store.store import StoredJob
 
 Record = dict[str, Any]
@@ -55,7 +60,9 @@ class TrainingJob:
     waits: str = ""  # what the job waits for, as a sentence; empty if it does not wait
     run_folder: str = ""  # empty until known
     pauses: bool = False  # whether an operator asked the job to pause
+    left_by_server: bool = False  # whether the server ends before the job
     finished: bool = False  # whether the job has completed its last step
+    continues: str = ""  # where `resume` continues, as a clause; empty for a job not resumed
     place: int = 0  # orders the queued jobs; a new number each time the job is queued
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)  # set to stop after a step
@@ -89,6 +96,9 @@ class Runner(Protocol):
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Validate a job's arguments. Return the job's model and total number of steps."""
+
+    def resumes_after(self, run_folder: str) -> int:
+        """Return the step of the newest checkpoint in a run folder; 0 without checkpoints."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise CleaveError if a job with these arguments cannot continue after a pause."""
@@ -217,10 +227,16 @@ class Jobs:
             raise UsageError(f"{id} is {job.state.value} and {so}")
         elif job.state is JobState.DONE:
             raise UsageError(f"{id} is done; train further with `cleave train --resume`")
+        after, done = 0, next(p.steps for p in self._history.all() if p.number == job.number)
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
             self._runner.check(job.arguments)  # the run folder may have been deleted
+            after = self._runner.resumes_after(job.run_folder)
+        job.continues = f"it continues after step {after:,}" if after else "it starts at step 1"
+        if done > after:
+            job.continues += f", so what was done until step {done:,} is repeated"
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
+        job.left_by_server = False
         with self._lock:
             self._jobs[id] = job
             if job.records and job.records[-1].get("event") in _LAST_EVENTS:
@@ -229,6 +245,26 @@ class Jobs:
         self._enter(job, JobState.QUEUED)
         self._put(job)
         return job
+
+    def resume_unfinished(self) -> None:
+        """Queue the jobs that earlier servers left unfinished, and log where they continue.
+
+        Jobs that had begun come first. Jobs that an operator stopped or paused are not queued,
+        nor are jobs whose run a later job continues.
+        """
+        latest = {past.run_folder: past.number for past in self._history.all()}
+        left = [
+            past
+            for past in self._history.all()
+            if past.reason.startswith(LEFT_BY_SERVER)
+            and (not past.run_folder or latest[past.run_folder] == past.number)
+        ]
+        for past in sorted(left, key=lambda past: (past.started_s is None, past.number)):
+            try:
+                job = self.resume(f"job-{past.number}")
+                _logger.info("%s is queued again; %s", job.id, job.continues)
+            except CleaveError as error:
+                _logger.warning("job-%d is not resumed: %s", past.number, error)
 
     def _left_behind(self, id: str) -> TrainingJob:
         """Recreate an earlier process's unfinished job from its run folder or its request."""
@@ -258,12 +294,11 @@ class Jobs:
         with self._lock:
             if id in self._jobs:
                 return self._jobs[id]
-            known = ", ".join(self._jobs) or "none yet"
         for past in self._history.all():
             if id == f"job-{past.number}":
                 where = f"; its records are in {past.run_folder}" if past.run_folder else ""
                 raise UsageError(f"{id} ended ({past.state}) before this server was started{where}")
-        raise UsageError(f"this server has no job {id!r}; it has {known}")
+        raise unknown("job", id, [f"job-{past.number}" for past in self._history.all()])
 
     def all(self) -> list[TrainingJob]:
         """Return all jobs that this process has queued, oldest first."""
@@ -281,8 +316,10 @@ class Jobs:
 
     def close(self, timeout_s: float) -> None:
         """Ask all jobs to stop, and wait up to `timeout_s` seconds for the running job to end."""
-        for job in self.all():
-            job.stop.set()
+        with self._turn:
+            for job in self.all():
+                job.left_by_server = not job.stop.is_set()  # otherwise, an operator stopped the job
+                job.stop.set()
         self._queue.put(None)
         self._thread.join(timeout_s)
 
@@ -313,7 +350,8 @@ class Jobs:
                 self._rest(job)
                 return
             stopped = job.stop.is_set() and not job.finished
-            self._enter(job, JobState.STOPPED if stopped else JobState.DONE)
+            why = f"{LEFT_BY_SERVER}; {how_to_continue(job.number)}" if job.left_by_server else ""
+            self._enter(job, *((JobState.STOPPED, why) if stopped else (JobState.DONE, "")))
             final: Record = {"event": "end", "state": job.state.value}
         except CleaveError as error:
             self._enter(job, JobState.FAILED, str(error))

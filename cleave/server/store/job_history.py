@@ -34,15 +34,24 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
     return str(record.get("text", "")) if record.get("state") == waiting else ""
 
 
+LEFT_BY_SERVER: Final = "the server ended before the job did"
+"""First words of the reason of a job that was unfinished when its server ended."""
+
+
+def how_to_continue(number: int) -> str:
+    """Return the advice for a job that can be resumed."""
+    return f"continue with `cleave jobs resume job-{number}`"
+
+
 def as_without_server(job: StoredJob) -> StoredJob:
     """Return `job`, with state `interrupted` if the server stopped before the job ended."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
-        how = f"continue with `cleave jobs resume job-{job.number}`"
+        how = how_to_continue(job.number)
     else:
         how = "it had not begun; submit it again"
-    reason = f"the server ended before the job did; {how}"
+    reason = f"{LEFT_BY_SERVER}; {how}"
     return replace(job, state=_INTERRUPTED, reason=reason, ended_s=None)
 
 

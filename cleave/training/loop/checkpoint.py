@@ -13,7 +13,6 @@ a checkpoint cannot be read, loading raises an error and does not fall back to a
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import warnings
@@ -29,6 +28,7 @@ from cleave.errors import CleaveError
 from cleave.files import new_file, new_folder, own_folder, sync_folder
 from cleave.training.loop.disk import DiskFullError, is_full, remedy
 from cleave.training.loop.finite import first_not_finite
+from cleave.training.loop.run_folder import newest_first, step_of
 
 _FORMAT = 1
 _TENSORS = "tensors.safetensors"
@@ -36,7 +36,6 @@ _META = "meta.json"
 WEIGHTS = "model."  # prefix of the names of model parameters among a checkpoint's tensors
 _TEMPORARY = ".tmp-"
 # ".replaced" marks an old checkpoint while a new checkpoint of the same step takes its place.
-_NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -193,7 +192,7 @@ def load_latest(
     while True:
         faults: list[DamagedCheckpointError] = []
         found, removed = None, False
-        for path in _newest_first(folder):
+        for path in newest_first(folder):
             try:
                 found = load_checkpoint(path)
                 break
@@ -211,15 +210,10 @@ def load_latest(
     return found
 
 
-def held_steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, latest first."""
-    return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
-
-
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
     """Remove the checkpoints of steps for which `unwanted` returns True. Warn about failures."""
-    for path in _newest_first(folder):
-        if unwanted(_step_of(path)):
+    for path in newest_first(folder):
+        if unwanted(step_of(path)):
             _remove(path)
 
 
@@ -318,34 +312,14 @@ def _put_in_place(temporary: Path, final: Path) -> None:
     _remove(replaced)
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    try:
-        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CleaveError(
-            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
-            "check that it is a folder you may read."
-        ) from error
-    return sorted(found, key=lambda path: (_step_of(path), not path.suffix), reverse=True)
-
-
 def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
-    older = [path for path in _newest_first(folder) if _step_of(path) <= step]
+    older = [path for path in newest_first(folder) if step_of(path) <= step]
     # A crash can leave both the new and the replaced checkpoint of a step. Count the step once.
     distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
-    sound = [
-        path for path in distinct if sound_before is not None and _step_of(path) < sound_before
-    ]
+    sound = [path for path in distinct if sound_before is not None and step_of(path) < sound_before]
     for path in older:
         if path not in distinct[:keep] + sound[:1]:
             _remove(path)
-
-
-def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
 
 
 def _remove(path: Path) -> None:

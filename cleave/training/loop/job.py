@@ -13,11 +13,13 @@ from cleave.errors import UsageError
 from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
+from cleave.workload.step import check_rank, check_step
 
 _SETTING: Final = "setting"
 _UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
 _MOST_DIGITS: Final = 18
+_MOST_NUMBER: Final = 2**63  # limit of TOML's integers, and half the limit of msgpack's
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class Setting:
 
     def check(self, option: str, value: Any) -> None:
         """Raise UsageError if the value of `option` is out of range or not among the choices."""
+        if isinstance(value, int) and abs(value) >= _MOST_NUMBER:
+            raise UsageError(f"{option} is {value}; give a number below {_MOST_NUMBER:,}")
         if self.choices is not None:
             values = [member.value for member in self.choices]
             if value not in values:
@@ -253,7 +257,7 @@ class JobSpec:
     momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
-    seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True)
+    seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True, least=0)
     eval_data: str = _setting("", "Data of held-out losses, as --data [default: 2% of --data]")
     eval_every: int = _setting(
         0, "Steps between held-out losses; 0 for none.", common=True, least=0
@@ -360,8 +364,6 @@ class JobSpec:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
@@ -410,12 +412,10 @@ class JobSpec:
         return bool(self.lora and LoraSpec.of(self.lora).bits)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Raise UsageError if the job's sequences are longer than the model's context length."""
-        if self.seq > spec.max_positions:
-            raise UsageError(
-                f"--seq {self.seq} is longer than the {spec.max_positions} positions of "
-                f"{spec.name}; give {spec.max_positions} or less"
-            )
+        """Raise UsageError if the model cannot have this size of step, sequence or adapter."""
+        check_step(spec, self.batch * self.accumulate, self.seq)
+        if self.lora:
+            check_rank(spec, LoraSpec.of(self.lora).rank)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings by name, with values that TOML can represent."""

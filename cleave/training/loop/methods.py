@@ -14,9 +14,8 @@ from cleave.planner.plan import ElementBytes, GemmKind, Method, PsRates, StepGem
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.tiles.report import plan_step
 from cleave.training.loop.job import JobSpec
-from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
+from cleave.training.loop.ps_memory import sizes_of
 from cleave.workload.registry import ModelSpec
-from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import step_gemms
 
 
@@ -61,11 +60,6 @@ def choose_without_stages(
     job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
 ) -> MethodChoice:
     """Choose between tiles and the PS alone for a job that cannot train by stages."""
-    adapters = None
-    if job.lora:
-        lora = LoraSpec.of(job.lora)
-        adapters = Adapters(lora.rank, () if lora.targets == (ALL_LINEAR,) else lora.targets)
-    each = tiles.dtype.itemsize
-    sizes = StageSizes(spec, job.seq, each, each, adapters)
+    sizes = sizes_of(job, spec)
     forecaster = sizes.forecaster(job.batch * job.accumulate, ps)
     return MethodChoice(Method.AUTO, [tiles.forecast(forecaster), forecaster.alone()])

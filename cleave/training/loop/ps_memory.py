@@ -1,13 +1,20 @@
-"""Select the memory mode with which the PS trains a job."""
+"""Select the memory mode with which the PS trains a job, and refuse jobs that cannot fit."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
-from cleave.planner.plan import Method
-from cleave.training.loop.job import JobSpec, MemoryMode
+from cleave.planner.plan import Method, StateMode
+from cleave.training.loop.job import JobSpec, MemoryMode, OptimizerKind, Precision
+from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
+from cleave.workload.models.build import resolve_model
+from cleave.workload.quantization import Bits
+from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import Adapters, StageSizes, kept_elements, recomputed_elements
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,6 +23,8 @@ if TYPE_CHECKING:
 _WEIGHT_BYTES: Final = 4
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # two moments of AdamW
+_TOKEN_BYTES: Final = 16  # a token and its label, which are read for the whole step
+_LOGIT_BYTES: Final = 8  # a logit and its gradient, in fp32
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
 # Maximum fraction of memory for weights, gradients and optimizer state. Activations need the rest.
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
@@ -50,12 +59,15 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     return next(fits, least)
 
 
-def check_memory(job: JobSpec, servers: int) -> None:
+def check_memory(job: JobSpec, servers: int, *, alone: bool = False) -> None:
     """Raise UsageError if a job cannot use the memory mode that its settings request.
 
-    `LEAN` requires a single server. `SHARDED` requires several servers, and supports neither
-    `--method stages` nor quantized weights.
+    The job is also refused if a step needs more memory than this machine has, whichever method its
+    settings allow. `LEAN` requires a single server. `SHARDED` requires several servers, and
+    supports neither `--method stages` nor quantized weights. `alone`: whether the PS
+    computes the activations, because the job has no fleet or cannot train by stages.
     """
+    _check_size(job, servers, alone)
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:
         raise UsageError(
@@ -79,3 +91,73 @@ def check_memory(job: JobSpec, servers: int) -> None:
             f"--memory is 'sharded', and --lora is {job.lora!r}, whose quantized weights are not "
             "shared; leave bits out, or give --memory recompute"
         )
+
+
+def sizes_of(job: JobSpec, spec: ModelSpec) -> StageSizes:
+    """Return the sizes of a job's model, with the job's adapters."""
+    adapters, each = None, 4 if job.dtype == Precision.FP32.value else 2
+    if job.lora:
+        lora = LoraSpec.of(job.lora)
+        targets = () if lora.targets == (ALL_LINEAR,) else lora.targets
+        adapters = Adapters(lora.rank, targets, Bits(lora.bits) if lora.bits else None)
+    return StageSizes(spec, job.seq, each, each, adapters)
+
+
+def _check_size(job: JobSpec, servers: int, alone: bool) -> None:
+    """Raise UsageError if this machine has too little memory for a step of the job."""
+    spec, memory_bytes = resolve_model(job.model).spec, total_memory_bytes()
+    if memory_bytes is None:
+        return
+    needs = partial(_least_bytes, job, sizes_of(job, spec), servers, alone)
+    if needs(job.batch, job.accumulate) <= memory_bytes:
+        return
+
+    def needed(batch: int, accumulate: int) -> str:
+        gigabytes = needs(batch, accumulate) / 1e9
+        return f"{gigabytes:,.1f} GB of memory, and this machine has {memory_bytes / 1e9:,.1f}"
+
+    sizes = [
+        (job.batch, "--batch", lambda batch: needs(batch, job.accumulate)),
+        (job.accumulate, "--accumulate", lambda count: needs(job.batch, count)),
+    ]
+    for value, option, need in sorted(sizes, key=lambda size: -size[0]):
+        # The need of one sequence or micro-batch is the first element.
+        if most := bisect_right(range(1, value), memory_bytes, key=need):
+            has = needed(job.batch, job.accumulate)
+            raise UsageError(f"{option} is {value}: a step needs {has}; give {most} or less")
+    raise UsageError(
+        f"{job.model} with --seq {job.seq} needs {needed(1, 1)}, for one sequence alone; give a "
+        f"smaller model or --seq, --lora, or --state-dir"
+    )
+
+
+def _least_bytes(
+    job: JobSpec, sizes: StageSizes, servers: int, alone: bool, batch: int, accumulate: int
+) -> int:
+    """Return a lower bound of the memory that each server needs for a step, in bytes.
+
+    It counts weights, gradients, optimizer state, the activations that recomputation keeps, and the
+    logits. PyTorch needs some more.
+    """
+    everything = batch * accumulate
+    most_rows = -(-everything // servers)  # of one server
+    tokens = min(batch, most_rows) * sizes.sequence  # of one micro-batch
+    trained, mode = sizes.trained_parameters, MemoryMode(job.memory)
+    state = sizes.state_bytes
+    if job.state_dir or job.optimizer != OptimizerKind.ADAMW.value:
+        state -= _STATE_BYTES * trained
+    spec = sizes.spec
+    kept = (spec.layers * kept_elements(spec) - recomputed_elements(spec)) * sizes.element_bytes
+    here = state + tokens * (kept + _LOGIT_BYTES * spec.vocabulary)
+    if mode in (MemoryMode.AUTO, MemoryMode.LEAN) and accumulate == 1:
+        here -= _GRADIENT_BYTES * trained
+    if servers > 1:  # the servers share some of the state
+        here, state = here - state, 0
+    # By stages, the PS keeps at least the first stage's inputs and their gradients.
+    staged = 2 * most_rows * sizes.sequence * sizes.spec.width * sizes.element_bytes
+    staged += 0 if job.state == StateMode.DEVICES.value else state
+    method = Method(job.method)
+    if alone or job.journal or job.dtype == Precision.FP16.value:
+        method = Method.LOCAL
+    least = {Method.STAGES: staged, Method.AUTO: min(here, staged)}.get(method, here)
+    return least + _TOKEN_BYTES * everything * sizes.sequence

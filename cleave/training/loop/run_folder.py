@@ -16,6 +16,7 @@ import io
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, unknown
 from cleave.files import (
     LOCK,
     Lock,
@@ -47,6 +48,7 @@ DESCRIPTION = "model"
 # Subfolders to which a run writes. They must not be symbolic links.
 _OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
 
+_STEP = re.compile(r"step-(\d{6,})(\.replaced)?")  # name of a checkpoint
 _NO_LOCKS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # the folder is read-only
     errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
@@ -165,10 +167,11 @@ class RunFolder:
         try:
             return tomllib.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
-            raise UsageError(
-                f"{str(self.path)!r} is not the folder of a run, its config.toml cannot be read "
-                f"({error.strerror}): give the folder that `cleave train` made."
-            ) from error
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise UsageError(
+                    f"{str(self.config_path)!r} cannot be read ({error.strerror}); make it readable"
+                ) from error
+            raise unknown("run folder", str(self.path), runs_beside(self.path)) from error
         except ValueError as error:
             raise UsageError(
                 f"{str(self.config_path)!r} is damaged ({error}): repair it, or start a new run."
@@ -205,10 +208,23 @@ class RunFolder:
                     "remove that line, or resume the run, which does it."
                 )
 
-    def rewind(self, step: int) -> None:
+    def check_unfinished(self, steps: int) -> None:
+        """Raise UsageError if the run's records say that it ended after `steps` steps or more."""
+        last: dict[str, Any] = {}
+        for _, record in self._lines():
+            if record is not None and record.get("event") in ("step", "done"):
+                last = record
+        if last.get("event") == "done" and last.get("steps", 0) >= steps:
+            raise UsageError(
+                f"{str(self.path)!r} is finished: all {steps} steps are done; to train it further, "
+                f"give --steps above {last['steps']}"
+            )
+
+    def rewind(self, step: int) -> int:
         """Remove records of steps after `step`, and damaged lines, from metrics.jsonl.
 
-        If a record is removed, loss.png is removed too.
+        If a record is removed, loss.png is removed too. Return the last step whose record was
+        removed; 0 if none was.
 
         Raises:
             CleaveError: if the file cannot be read or written, or is not the metrics of a run.
@@ -220,7 +236,7 @@ class RunFolder:
             if record is not None and line.endswith(b"\n") and not _is_later(record, step)
         ]
         if not self.metrics_path.exists():
-            return
+            return 0
         # After a power loss, the file may contain zero bytes instead of its last records.
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
@@ -230,8 +246,10 @@ class RunFolder:
         try:
             refuse_link(self.metrics_path)
             write_atomically(self.metrics_path, b"".join(kept))
-            if any(record is not None and _is_later(record, step) for _, record in lines):
+            lost = [record for _, record in lines if record is not None and _is_later(record, step)]
+            if lost:
                 self.plot_path.unlink(missing_ok=True)
+            return max((r["step"] for r in lost if r.get("event") == "step"), default=0)
         except OSError as error:
             raise cannot_write(self.metrics_path, error) from error
 
@@ -346,3 +364,34 @@ def _taken(path: Path) -> UsageError:
     return UsageError(
         f"The run folder {str(path)!r} exists already: choose another name, or resume that run."
     )
+
+
+def runs_beside(path: Path) -> list[str]:
+    """Return the paths of the run folders that are beside `path`, or in the default folder."""
+    places = {path.parent, Path("runs")}
+    return sorted(str(found.parent) for place in places for found in place.glob("*/config.toml"))
+
+
+def held_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, latest first."""
+    return sorted({step_of(path) for path in newest_first(folder)}, reverse=True)
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the paths of the checkpoints in a folder, latest first."""
+    try:
+        found = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CleaveError(
+            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
+            "check that it is a folder you may read."
+        ) from error
+    return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a checkpoint's name; -1 for other files."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else -1

@@ -18,7 +18,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import check_compared
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
-from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder, held_steps
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class JobRequest:
             ) from None
         if request.restart and not request.resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
+        if request.name and request.resume:
+            raise UsageError(
+                f"--name is {request.name!r}, and --resume continues {request.resume!r} in its own "
+                f"folder; leave out --name"
+            )
         if request.accept_changes and not request.resume:
             raise UsageError("--accept-changes goes with --resume: which run should continue?")
         return request
@@ -78,13 +83,7 @@ class JobRequest:
         """
         saved: dict[str, Any] = {}
         if self.resume:
-            folder = RunFolder(Path(self.resume))
-            if not folder.config_path.is_file():
-                raise UsageError(
-                    f"{self.resume!r} is no run folder (it has no config.toml); "
-                    f"give --resume the folder that an earlier run named"
-                )
-            saved = folder.read_config()
+            saved = RunFolder(Path(self.resume)).read_config()
         spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
         if self.job.get("against"):  # not a saved `against`, whose folder may no longer exist
@@ -164,6 +163,10 @@ class JobRunner:
                 check_source(source)
         return spec.model, spec.steps
 
+    def resumes_after(self, run_folder: str) -> int:
+        """Return the step of the newest checkpoint in a run folder; 0 without checkpoints."""
+        return max(held_steps(Path(run_folder) / CHECKPOINTS), default=0)
+
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
         if USE in arguments:
@@ -223,7 +226,7 @@ class JobRunner:
         from cleave.training.loop.trainer import train
 
         spec = request.spec()
-        check_memory(spec, self.servers)
+        check_memory(spec, self.servers, alone=context.fleet is None)
         if request.resume:
             restart, accept = request.restarts(), request.accept_changes
             run = RunFolder(Path(request.resume))

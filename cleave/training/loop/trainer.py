@@ -33,7 +33,6 @@ from cleave.training.loop.checkpoint import (
     WEIGHTS,
     DamagedCheckpointError,
     LoadedCheckpoint,
-    held_steps,
     load_latest,
     remove_checkpoints,
     save_checkpoint,
@@ -65,7 +64,7 @@ from cleave.training.loop.job_fleet import JobFleet
 from cleave.training.loop.journal import Journal, JournalCounters, discard
 from cleave.training.loop.losses import ComparedRun, HeldOut, losses_of
 from cleave.training.loop.optimizer import LOSS_SCALE, LossScale, Optimizer, Schedule, update_rule
-from cleave.training.loop.ps_memory import memory_mode
+from cleave.training.loop.ps_memory import check_memory, memory_mode
 from cleave.training.loop.records import (
     DoneRecord,
     EvalRecord,
@@ -77,7 +76,7 @@ from cleave.training.loop.records import (
     TextRecord,
     to_dict,
 )
-from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder, held_steps
 from cleave.training.loop.state_files import StateFiles
 from cleave.training.loop.trackers import Trackers
 from cleave.training.lora.adapters import (
@@ -174,6 +173,8 @@ def _train(
     check_alike(context.ranks, checkpoint, dataset)
     changed: list[str] = []
     if checkpoint is not None:
+        if checkpoint.step >= job.steps:
+            run.check_unfinished(job.steps)
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
     elif resume and not restart:
         check_start(job, run, damaged)
@@ -328,6 +329,7 @@ class Trainer:
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self._began = False  # whether a step has begun, so that `restore` is no longer called
+        self._checked_alone = False  # whether this server has the memory for steps without stages
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
@@ -595,6 +597,9 @@ class Trainer:
 
         Return the part's contribution to the mean loss over the step's `learned` learned tokens.
         """
+        if self.fleet is not None and not self._checked_alone:
+            check_memory(self.job, self.ranks.count, alone=True)
+            self._checked_alone = True
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -831,8 +836,10 @@ class Trainer:
 
         `comparable`: whether to restore the lowest held-out loss from the remaining records.
         """
-        self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
+            if lost := self.patience.insist(lambda: self.folder.rewind(self.step)):
+                several = f"steps {self.step + 1} to {lost} are" if lost > self.step + 1 else ""
+                self.context.note(f"{several or f'step {lost} is'} repeated")
             remove_checkpoints(self.folder.path / BEST, lambda best: best > self.step)
         self.ranks.agree(None)  # wait for rank 0
         if comparable:

@@ -11,11 +11,12 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, unknown
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.data.conversations import clean
 from cleave.training.data.documents import check_source
 from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
+from cleave.training.loop.run_folder import runs_beside
 from cleave.training.results.evaluation import answer, perplexity, read_questions
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import quiet_transformers
@@ -236,9 +237,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         """Raise UsageError if a value is invalid, or if a file or the model's folder is missing."""
         self.use.check()
         if not Path(self.model).is_dir():
-            raise UsageError(
-                f"{self.model!r} is no folder; give a run folder, or one of a saved model"
-            )
+            raise unknown("folder of a run or model", self.model, runs_beside(Path(self.model)))
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
