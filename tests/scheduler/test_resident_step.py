@@ -710,6 +710,39 @@ def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:
     fetched(training)
 
 
+def test_the_device_that_held_a_stage_keeps_it_if_others_have_the_same_state() -> None:
+    """A hot spare may still be repeating steps."""
+    training = Training(3)
+    training.away = {1}  # the planned device
+    completed(training)
+    training.away = set()
+    for _ in range(3):
+        completed(training)
+        spare_ready(training, 1)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    assert [stage.devices for stage in training.step._stages] == [[3], [2]]
+    training.finish()
+    fetched(training)
+
+
+def test_a_hot_spare_whose_order_fails_follows_no_more() -> None:
+    training = Training(3)
+    for _ in range(2):
+        completed(training)
+    spare = training.fleet.devices[3]
+    training.begin(training.step_of(TWO_STAGES, 2))
+    order, run, _ = spare.orders[0]
+    spare.orders[0] = order, run, LOST
+    spare.failed = True
+    training.answer(3)
+    assert not spare.orders
+    assert not spare.held
+    assert isinstance(training.finish(), StepResult)
+    completed(training)
+    assert not spare.held
+    fetched(training)
+
+
 def test_a_device_that_returns_in_time_continues_with_its_stage() -> None:
     """And meanwhile, no other device gets the stage."""
     training = Training(2)

@@ -254,7 +254,7 @@ class SessionManager:
         self.history.depart(session, reason, now_s, lost=lost)
         self._joining.left(session, now_s)
         kept: list[ForRuntime] = []
-        if returns and session.arrays:
+        if returns and session.arrays and session.state is not DeviceState.DRAINING:
             kept = self._carry_out(self.stages.keep(session, now_s), now_s)
         probing = session.state is DeviceState.PROBING
         session.state, session.reason = DeviceState.LOST, reason

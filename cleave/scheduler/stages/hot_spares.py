@@ -219,20 +219,18 @@ class HotSpares:
 
     def failed(self, device: int) -> list[SendStage]:
         """Let a device no longer follow stages, because one of its orders failed."""
+        if device not in self.devices:
+            return []
         self._unfit.add(device)
-        return self.leave(device)
+        self.forget(device)
+        store = self._stores[device]
+        store.start_over()  # the next orders need the output of the one that failed
+        return store.take()
 
     def forget(self, device: int) -> None:
         """Forget which stages a device follows, because it has left."""
         for key in [key for key in self._copies if key[0] == device]:
             del self._copies[key]
-
-    def leave(self, device: int) -> list[SendStage]:
-        """Let a device no longer follow stages."""
-        for key in [key for key in self._copies if key[0] == device]:
-            self._leave(*key)
-        store = self._stores.get(device)
-        return [] if store is None else store.take()
 
     def _leave(self, device: int, number: int) -> None:
         """Forget a copy. What only an unfinished one needs is dropped now, the rest later."""

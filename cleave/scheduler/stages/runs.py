@@ -293,7 +293,8 @@ class StageRuns:
         for device, store in self._stores.items():
             if device in there and (updates := store.updates_in(stage)) is not None:
                 found[device] = updates
-        best = max(found, key=lambda d: (found[d], d in stage.devices), default=None)
+        last = self._step.devices_of(stage) if self._step is not None else []
+        best = max(found, key=lambda d: (found[d], d in last, d in stage.devices), default=None)
         if best is not None:
             return replace(stage, devices=(best,))
         return replace(stage, devices=() if self._awaited(stage) else stage.devices[:1])
@@ -579,6 +580,7 @@ def _kept_by_holders(
         for device in set(stage.devices).difference(before.devices):
             found.pop(device, None)
             there = [rates[d].memory_bytes for d in before.devices if d in rates]
-            if held[device] == 1 and rates[device].memory_bytes >= max(there, default=0):
+            memory_bytes = rates[device].memory_bytes if device in rates else 0
+            if held[device] == 1 and memory_bytes >= max(there, default=0):
                 found[device] = kept.get(before.devices[0], NOTHING_KEPT)
     return found

@@ -115,6 +115,13 @@ class StageStep:
         """Return the devices of all stages."""
         return {device for stage in self._stages for device in stage.devices}
 
+    def devices_of(self, plan: PlannedStage) -> list[int]:
+        """Return the devices of the stage that has the same layers as `plan`, if there is one."""
+        for stage in self._stages:
+            if (stage.plan.first, stage.plan.stop) == (plan.first, plan.stop):
+                return stage.devices
+        return []
+
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
