@@ -711,16 +711,17 @@ def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:
 
 
 def test_the_device_that_held_a_stage_keeps_it_if_others_have_the_same_state() -> None:
-    """A hot spare may still be repeating steps."""
-    training = Training(3)
-    training.away = {1}  # the planned device
+    """Unless another one of them is planned for the stage."""
+    training = Training(4)
+    training.away = {1, 3}
     completed(training)
-    training.away = set()
-    for _ in range(3):
-        completed(training)
-        spare_ready(training, 1)
+    training.away = {1}
+    completed(training)
+    spare_ready(training, 3)
+    fetched(training)
+    spare_ready(training, 3)
     training.begin(training.step_of(TWO_STAGES, 2))
-    assert [stage.devices for stage in training.step._stages] == [[3], [2]]
+    assert [stage.devices for stage in training.step._stages] == [[4], [2]]
     training.finish()
     fetched(training)
 

@@ -294,7 +294,7 @@ class StageRuns:
             if device in there and (updates := store.updates_in(stage)) is not None:
                 found[device] = updates
         last = self._step.devices_of(stage) if self._step is not None else []
-        best = max(found, key=lambda d: (found[d], d in last, d in stage.devices), default=None)
+        best = max(found, key=lambda d: (found[d], d in stage.devices, d in last), default=None)
         if best is not None:
             return replace(stage, devices=(best,))
         return replace(stage, devices=() if self._awaited(stage) else stage.devices[:1])
