@@ -726,6 +726,17 @@ def test_the_device_that_held_a_stage_keeps_it_if_others_have_the_same_state() -
     fetched(training)
 
 
+def test_a_device_without_a_stage_may_leave_during_a_snapshot() -> None:
+    training = Training(4)
+    completed(training)
+    training.begin_snapshot()
+    training.lose(3)
+    training.fail(4)
+    completed(training)
+    assert training.snapshots == 1
+    fetched(training)
+
+
 def test_a_hot_spare_whose_order_fails_follows_no_more() -> None:
     training = Training(3)
     for _ in range(2):

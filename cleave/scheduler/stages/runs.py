@@ -268,9 +268,13 @@ class StageRuns:
             self._snapshot = None
         return found
 
-    def _abandon_snapshot(self) -> list[ForSteps]:
-        snapshot, self._snapshot = self._snapshot, None
-        return [*snapshot.abandon()] if snapshot is not None else []
+    def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
+        """End the snapshot, unless a device is given that has no part in it."""
+        snapshot = self._snapshot
+        if snapshot is None or (device is not None and not snapshot.involves(device)):
+            return []
+        self._snapshot = None
+        return [*snapshot.abandon()]
 
     def _holder(self, state: Iterable[StageArray], updates: int) -> StageDevice | None:
         """Return the store of an able device that holds trained state after so many updates."""
@@ -343,7 +347,7 @@ class StageRuns:
         store = self._stores.get(session.id)
         if store is None or not store.has_state:
             return []
-        out = self._abandon_snapshot()
+        out = self._abandon_snapshot(session.id)
         self._spares.forget(session.id)
         self._away[session.arrays] = _Away(self._stores.pop(session.id), now_s)
         return out
@@ -520,12 +524,12 @@ class StageRuns:
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Record that a device failed. The device gets no more tasks in this step."""
-        out = [*self._abandon_snapshot(), *self._spares.failed(device)]
+        out = [*self._abandon_snapshot(device), *self._spares.failed(device)]
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Repeat a failed order, or all of the device's unfinished passes if necessary."""
-        out = self._abandon_snapshot()
+        out = self._abandon_snapshot(order.request.device)
         if self._spares.owns(order):
             out += self._spares.failed(order.request.device)
         return out + self._step.refused(order, run) if self._step is not None else out
@@ -533,7 +537,7 @@ class StageRuns:
     def lost(self, device: int) -> list[ForSteps]:
         """Record that a device left or is draining."""
         self._before_renewal.pop(device, None)
-        out = self._abandon_snapshot() if device in self._stores else []
+        out = self._abandon_snapshot(device)
         self._spares.forget(device)
         self.leaving.discard(device)
         if self._step is not None:

@@ -44,6 +44,10 @@ class SnapshotRun:
         """Return whether an order is part of this snapshot."""
         return self._requests.get(order.request.device) is order.request
 
+    def involves(self, device: int) -> bool:
+        """Return whether a device returns a part of this snapshot."""
+        return device in self._stores
+
     def more(self, device: int) -> list[SendStage]:
         """Request a device's next piece, unless a piece is on its way."""
         request, store = self._requests.get(device), self._stores.get(device)
