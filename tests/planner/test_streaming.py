@@ -147,9 +147,9 @@ def _step_s(model: str, devices: int, card: float) -> tuple[float, float]:
     ps = PsRates(card, card)
     fleet = emulated(paper_fleet(devices), compute=False, ps=ps, coding="off")
     fleet.planner = TilePlanner(replace(ps, block_s=3e-4))
-    gemms = step_gemms(find_model(model), 8, 512)
+    gemms = step_gemms(find_model(model), 16, 256)
     step = plan_step(fleet.planner, gemms, ELEMENT, fleet.runtime.fleet_rates()[1], ps)
-    took = SizedStepper(fleet, find_model(model), 8 * 512, DType.BF16).step()
+    took = SizedStepper(fleet, find_model(model), 16 * 256, DType.BF16).step()
     headers = took.counters.downlink_bytes / step.egress_bytes - 1
     assert devices <= FEW or 0 <= headers < 0.1
     return step.predicted_s, took.fleet_s

@@ -312,8 +312,10 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
     assert all(r.journal_bytes > 0 for r in seen if isinstance(r, StepRecord))
     assert not (tmp_path / "run" / JOURNAL).exists()  # the last checkpoint covers everything
     taken = 0
+    again = tmp_path / "again"
     cuts = sorted(tmp_path.glob("cut-*"))
     assert cuts
+    shutil.copytree(cuts[0], again)
     for cut in cuts:
         run(job, cut, Snapshots((), lambda _: None), resume=True)
         steps = [r for r in RunFolder(cut).records() if r["event"] == "step"]
@@ -322,7 +324,7 @@ def test_a_run_that_was_cut_inside_a_step_goes_on_inside_it(
         (done,) = [r for r in RunFolder(cut).records() if r["event"] == "done"]
         taken += done["journal_gemms"]
     assert taken > 0
-    _, seen = run(replace(job, journal=False), cuts[0], Snapshots((), lambda _: None), resume=True)
+    _, seen = run(replace(job, journal=False), again, Snapshots((), lambda _: None), resume=True)
     assert isinstance(seen[-1], DoneRecord)
 
 

@@ -54,9 +54,10 @@ def test_config_comes_back_without_its_nones(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_config_is_one_sentence(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunFolder(tmp_path / "one" / "run")
     with pytest.raises(UsageError, match=r"there is no run folder .*; there are none yet"):
         run.read_config()
+    run.path.mkdir(parents=True)
     for name in ("a", "b"):
         RunFolder.create(tmp_path / "runs", name).write_config({"seed": 1})
     with pytest.raises(UsageError, match=r"no run folder '.*/c'; give one of .*/runs/a, .*/runs/b"):
