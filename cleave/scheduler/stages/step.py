@@ -659,14 +659,17 @@ class StageStep:
 
     def _restore_missing(self, trained: TrainedState) -> None:
         """Send the trained state of stages to devices that lack it."""
+        for number, stage in enumerate(self._stages):
+            for device in stage.devices:
+                request = self._spares.take_over(number, device)
+                if request is not None:
+                    self._requests.add(request)
+                    self._out += self._store(device).take()
         for number, device in trained.missing():
             store = self._store(device)
-            if (request := self._spares.take_over(number, device)) is not None:
-                self._requests.add(request)
-            else:
-                request = self._request(RequestKind.RESTORE, number, -1, device)
-                self._restored += store.updates_in(request.plan) is None
-                store.restore(request)
+            request = self._request(RequestKind.RESTORE, number, -1, device)
+            self._restored += store.updates_in(request.plan) is None
+            store.restore(request)
             if not request.answers:  # nothing was logged since the snapshot
                 self._requests.discard(request)
             self._out += store.take()
