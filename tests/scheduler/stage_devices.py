@@ -270,6 +270,8 @@ class SymbolicDevice:
             for id in self.outputs.get(run, ()):
                 self.held.pop(id, None)
                 self.sizes.pop(id, None)
+        for id in [id for id, value in self.held.items() if value == LOST]:
+            del self.held[id], self.sizes[id]  # a failed run has made nothing
         self.orders.clear()
         self.before.clear()
         self.failed = False
