@@ -161,7 +161,9 @@ class Killer(Disturber):
 
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
         request = order.request
-        self.restored += request.kind is RequestKind.RESTORE
+        step = self._stages._step
+        if request.kind is RequestKind.RESTORE and step is not None:  # not of a hot spare
+            self.restored += request in step._requests
         left = len(request.rest) + len(request.answers.keys() - {answer.id})
         if self._armed is Disturbance.NONE:
             return False
