@@ -58,7 +58,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.protocol import messages
-from cleave.scheduler.stages.runs import RETURN_S
+from cleave.scheduler.stages.holders import RETURN_S
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import OptimizerKind
@@ -267,7 +267,7 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
         Proxy(server.url) as proxy,
         Processes(proxy.url, DEVICES) as processes,
     ):
-        stages = server.live.manager.stages
+        holders = server.live.manager.stages.holders
         for family in families:
             model = family_model(family)
             graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
@@ -276,7 +276,7 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
                 plain = plain_losses(model, batches, case)
                 for moment in Moment:
                     killer = Killer(server, processes, proxy, stop_s, moment)
-                    stages.return_s = RETURN_S if moment is Moment.CUT else WAIT_S
+                    holders.return_s = RETURN_S if moment is Moment.CUT else WAIT_S
 
                     def before(step: int, killer: Killer = killer, moment: Moment = moment) -> None:
                         if moment is not Moment.STOP or step in (1, STEPS):

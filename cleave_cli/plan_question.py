@@ -8,11 +8,16 @@ from dataclasses import dataclass, replace
 from cleave.errors import PlanError, UsageError
 from cleave.fleet.own_device import offered_bytes
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
+from cleave.planner.forecast import (
+    Forecast,
+    MethodChoice,
+    StepForecaster,
+    choose_state,
+    refused,
+)
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates, StepGemm
 from cleave.planner.stages.model import PsCompute, StagePlanner
-from cleave.planner.stages.prediction import in_seconds
-from cleave.planner.stages.resident import kept_on_devices, plan_resident
+from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
@@ -65,12 +70,8 @@ class PlanQuestion:
         """Return this question with the state where steps by stages are faster, and say why."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         there = replace(self, on_devices=True)
-        usual, kept = self.by_stages(forecaster), there.by_stages(forecaster)
-        if kept.step_s < usual.step_s:
-            instead = usual.refused or f"{in_seconds(usual.step_s)} with it on the server"
-            return there, f"state stays on devices: {in_seconds(kept.step_s)} a step, {instead}"
-        instead = kept.refused or f"{in_seconds(kept.step_s)} with it on devices"
-        return self, f"state stays on the server: {in_seconds(usual.step_s)} a step, {instead}"
+        on_devices, why = choose_state(self.by_stages(forecaster), there.by_stages(forecaster))
+        return there if on_devices else self, why
 
     def with_own_device_s(self, found: MethodChoice) -> float | None:
         """Return the step time by stages, in seconds, if this machine is also a device.
@@ -89,12 +90,9 @@ class PlanQuestion:
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         if self.on_devices:
-            cut = forecaster.cut
-            forecaster = replace(
-                forecaster, cut=lambda parts: kept_on_devices(cut(parts)), in_parts=None
-            )
+            return forecaster.with_state_on_devices(self.in_fp32)
         try:
-            return forecaster.by_stages(self.in_fp32, self._planner)
+            return forecaster.by_stages(self.in_fp32)
         except PlanError as error:
             return refused(Method.STAGES, str(error))
 

@@ -281,7 +281,7 @@ class VirtualRuntime(Runtime):
                     departure.left_bytes = 0
             self._part(device)
             self.execute(self.manager.closed(device_id, "the device vanished", self.now_s))
-            self._at(self.now_s + self.manager.stages.return_s, self._expire)
+            self._at(self.now_s + self.manager.stages.holders.return_s, self._expire)
         return device.core.held if device is not None else None
 
     def _expire(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cleave.training.loop.run_folder import RunFolder
 from tests.cli.test_data import CHATML
 from tests.integration.processes import here, records
-from tests.training.runs import nightly, save_model
+from tests.training.runs import nightly, save_model, write_chats
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +38,7 @@ def prepared(folder: Path, name: str) -> tuple[str, ...]:
     words = [f"Step {n} adds {n % 7} to what was there before.\n" for n in range(400)]
     data = folder / held["data"]
     if data.suffix == ".jsonl" and held.get("lora"):
-        lines = [
-            {"messages": [
-                {"role": "user", "content": f"What is {n} + {n}?"},
-                {"role": "assistant", "content": f"It is {2 * n}."},
-            ]}
-            for n in range(80)
-        ]  # fmt: skip
-        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_chats(data, 80)
     elif data.suffix == ".jsonl":
         data.write_text("".join(json.dumps({"text": line}) + "\n" for line in words))
     elif data.suffix:

@@ -24,8 +24,8 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.resident import plan_resident
-from cleave.scheduler.stages import device
-from cleave.scheduler.stages.runs import RETURN_S
+from cleave.scheduler.stages import device, hot_spares
+from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.stages.stage_work import ModelWork
@@ -129,12 +129,12 @@ def served_run(
     losses: list[float] = []
     with (
         mock.patch.object(device, "_SNAPSHOT_BYTES", _PIECE_BYTES),
+        mock.patch.object(hot_spares, "_MOST_BUSY", hot_spares._MOST_BUSY if hot else 0.0),
         emulated(profiles, seed=seed, verify=False, coding="off") as fleet,
     ):
         runtime = fleet.runtime
         assert isinstance(runtime, VirtualRuntime)
-        stages = runtime.manager.stages
-        stages.return_s, stages.hot_spares = RETURN_S / SPEEDUP, hot
+        runtime.manager.stages.holders.return_s = RETURN_S / SPEEDUP
         optimizer = Optimizer(model, _RULE, clip=1.0, in_backward=False)
         staged = StagedModel(ModelWork(model, graphs, DType.FP32), runtime, plan_resident, _PS)
         staged.keep_on_devices(optimizer)

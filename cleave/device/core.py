@@ -100,14 +100,13 @@ class DeviceCore:
         if Feature.KEEPS not in self._features:
             return None
         store = self._store.items()
-        kept = {name: one for name, one in store if not isinstance(one, Kept) or one.made}
-        kept |= {
+        graphs = {
             name: replace(one, memory=None, session=None)
             for name, one in store
             if isinstance(one, StoredGraph)
         }
-        graphs = any(isinstance(one, StoredGraph) for one in kept.values())
-        return HeldArrays(self.welcome.arrays, kept) if graphs else None
+        kept = {name: one for name, one in store if not isinstance(one, Kept) or one.made}
+        return HeldArrays(self.welcome.arrays, kept | graphs) if graphs else None
 
     def received(self, message: Message) -> list[Action]:
         """Process a message from the PS. Return orders to execute and messages to send, in order.

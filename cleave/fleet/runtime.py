@@ -145,7 +145,7 @@ class Runtime(FleetRuntime):
 
     @property
     def state_leaves(self) -> bool:
-        return bool(self.manager.stages.leaving)
+        return bool(self.manager.stages.holders.leaving)
 
     def stage_devices(self) -> dict[int, DeviceRates]:
         able = self.manager.stages.able

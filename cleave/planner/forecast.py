@@ -7,13 +7,14 @@ choose the same method for the same fleet and batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
+from cleave.planner.stages.resident import kept_on_devices, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
@@ -121,6 +122,30 @@ def refused(method: Method, reason: str) -> Forecast:
     return Forecast(method, float("inf"), refused=reason)
 
 
+ON_SERVER: Final = "weights and optimizer state stay on the server"
+
+
+def choose_state(usual: Forecast, resident: Forecast) -> tuple[bool, str]:
+    """Choose where the layers' state stays between steps by stages (`--state auto`).
+
+    Args:
+        usual, resident: forecasts of a step with the state on the server, and on devices.
+
+    Returns:
+        Whether the state stays on devices, and a sentence that says why.
+    """
+    if resident.step_s < usual.step_s:
+        where, chosen, other = "weights and optimizer state stay on devices", resident, usual
+    else:
+        where, chosen, other = ON_SERVER, usual, resident
+    if chosen.refused or other.refused:
+        return chosen is resident, f"{where}: {chosen.refused or other.refused}"
+    return chosen is resident, (
+        f"{where}: a step is predicted to take {in_seconds(chosen.step_s)}, and "
+        f"{in_seconds(other.step_s)} otherwise"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepForecaster:
     """Forecasts training steps of one model with a fixed batch size.
@@ -206,6 +231,19 @@ class StepForecaster:
         """
         found = plan_batch(planner, self.cut, self.rows, devices, ps or self.ps, self.in_parts)
         return self.of_plan(*found)
+
+    def with_state_on_devices(
+        self, devices: Sequence[DeviceRates], ps: PsCompute | None = None
+    ) -> Forecast:
+        """Forecast a step by stages in which the layers' state stays on devices.
+
+        If that is impossible, `Forecast.refused` gives the reason. `ps`: as for `by_stages`.
+        """
+        resident = replace(self, cut=lambda parts: kept_on_devices(self.cut(parts)), in_parts=None)
+        try:
+            return resident.by_stages(devices, plan_resident, ps)
+        except PlanError as error:
+            return refused(Method.STAGES, str(error))
 
     def of_plan(self, model: StageModel, plan: StagePlan) -> Forecast:
         """Return the forecast of a step by stages with this plan."""

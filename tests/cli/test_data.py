@@ -16,7 +16,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave_cli.main import app
-from tests.training.runs import save_model
+from tests.training.runs import save_model, write_chats
 
 pytestmark = pytest.mark.slow
 
@@ -36,14 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    lines = [
-        {"messages": [
-            {"role": "user", "content": f"What is {n} + {n}?"},
-            {"role": "assistant", "content": f"It is {2 * n}, é."},
-        ]}
-        for n in range(60)
-    ]  # fmt: skip
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_chats(path, 60)
     return path
 
 

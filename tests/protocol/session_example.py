@@ -105,7 +105,7 @@ def session() -> list[tuple[str, bytes]]:
 
 ABOUT: Final = (
     "it offers 16 MiB, and states its link, which is not measured then",
-    "it is device 1, and is to be heard every 2 s",
+    "it is device 1, and must send a message every 2 s",
     "1 2 / 3 4, as array 1",
     "5 6 / 7 8, as array 2",
     "array 1 by array 2, as run 1",

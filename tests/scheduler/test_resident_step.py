@@ -187,7 +187,7 @@ class Training(Trial):
         device, self.newcomer = self.newcomer, self.newcomer + 1
         self.fleet.devices[device] = back = self.cut_off.pop(arrays)
         session = Session(device, 0.0)
-        if self.runs.awaits(arrays):
+        if self.runs.holders.awaits(arrays):
             session.arrays, session.held = arrays, frozenset(back.held)
         else:
             back.held, back.sizes = {}, {}
@@ -195,7 +195,7 @@ class Training(Trial):
 
     def give_up(self) -> None:
         """Wait no longer for devices without a connection."""
-        self._do(self.runs.expire(self.runs.return_s))
+        self._do(self.runs.expire(self.runs.holders.return_s))
 
     def fail(self, device: int) -> None:
         self.fleet.devices[device].orders.clear()

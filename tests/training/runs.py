@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,18 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import train
 from cleave.workload.models.build import load_folder
 from tests.graphs.models import small_model
+
+
+def write_chats(path: Path, count: int) -> None:
+    """Write short conversations of a question and an answer as JSONL."""
+    chats = [
+        {"messages": [
+            {"role": "user", "content": f"What is {n} + {n}?"},
+            {"role": "assistant", "content": f"It is {2 * n}, é."},
+        ]}
+        for n in range(count)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
 
 
 def nightly(*values: object) -> Any:

@@ -19,7 +19,7 @@ from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.stages.search import plan_stages
-from cleave.scheduler.stages.runs import RETURN_S
+from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop import state_files
 from cleave.training.loop.disk import Patience
 from cleave.training.loop.finite import DivergedError
@@ -27,6 +27,7 @@ from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages import step_log
+from cleave.training.stages.audits import Auditor
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
@@ -293,9 +294,34 @@ def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_
         assert (found.resident is not None) == slow
         where = "devices" if slow else "the server"
         (said,) = [note for note in notes if "optimizer state stay" in note]
-        assert f"stay on {where}" in said
+        assert f"stay on {where}: a step is predicted to take" in said
         found.sync()
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
+def test_what_devices_cannot_update_stays_on_the_server_and_is_audited() -> None:
+    """Although steps are predicted to be faster with it on devices."""
+    notes: list[str] = []
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(2)
+    rule = UpdateRule(OptimizerKind.ADAFACTOR)
+    devices = [
+        replace(one, uplink_bytes_per_s=1e5, downlink_bytes_per_s=1e12) for one in paper_fleet(4)
+    ]
+    with emulated(devices, seed=1) as fleet:
+        optimizer = Optimizer(model, rule, clip=1.0, in_backward=False)
+        auditor = Auditor(1.0)
+        found = staged(model, fleet, planner=plan_stages, note=notes.append, auditor=auditor)
+        found.keep_on_devices(optimizer, if_faster=True)
+        for ids in given:
+            loss = optimizer.step_whole(RATE, partial(found.gradients, rows(ids)), found.updated)
+            if ids is given[0]:
+                assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+        assert found.resident is None
+        assert found.plans.planner is plan_stages
+        assert found.audit_s > 0
+    (said,) = [note for note in notes if "optimizer state stay" in note]
+    assert "adafactor" in said
 
 
 def test_all_steps_in_the_log_have_the_same_plan() -> None:

@@ -213,7 +213,8 @@ class SessionManager:
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # other codes: ended by the PS
-        returns = lost or code is ErrorCode.DUPLICATE
+        # A device that is told of its own fault keeps nothing.
+        returns = code in (ErrorCode.LIMIT, ErrorCode.DUPLICATE)
         return instructions + self.closed(session_id, reason, now_s, lost=lost, returns=returns)
 
     def refuse_identity(
@@ -302,7 +303,7 @@ class SessionManager:
         for before in [s for s in self.sessions.values() if s.arrays and s.arrays == message.holds]:
             reason = "the device connected again"
             ended += self.refuse(before.id, ErrorCode.DUPLICATE, reason, now_s)
-        returns = self.stages.awaits(message.holds)
+        returns = self.stages.holders.awaits(message.holds)
         begun = self._joining.begin(
             session, message, admission, now_s, verify=self.verify, returns=returns
         )
@@ -354,7 +355,9 @@ class SessionManager:
                 left = self.closed(session.id, message.reason, now_s, lost=False)
                 return [Close(session.id), *left]
             case messages.Error():
-                return [Close(session.id), *self.closed(session.id, message.message, now_s)]
+                reason = message.message
+                ended = self.closed(session.id, reason, now_s, returns=False)
+                return [Close(session.id), *ended]
             case _:
                 raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
 
@@ -551,7 +554,7 @@ class SessionManager:
     def _let_leave(self, now_s: float) -> list[ForRuntime]:
         """Dismiss the devices that only waited until they had returned their trained state."""
         done: list[ForRuntime] = []
-        for device in sorted(self.stages.leaving):
+        for device in sorted(self.stages.holders.leaving):
             done += self._carry_out(self.stages.lost(device), now_s)
             done += self._dismiss(device, ByeCode.DRAINED, now_s)
         return done
@@ -611,10 +614,9 @@ class SessionManager:
                     session = self.sessions[device]
                     session.reason = "it does not answer" if overdue else session.restriction
                     done.append(instruction)
-                case Drained(device) if self.stages.hands_over(device):
-                    pass  # it is dismissed later
                 case Drained(device):
-                    done += self._dismiss(device, ByeCode.DRAINED, now_s)
+                    if not self.stages.hands_over(device):  # else it is dismissed later
+                        done += self._dismiss(device, ByeCode.DRAINED, now_s)
                 case _:
                     done.append(instruction)
         if isinstance(event, events.FleetChange):

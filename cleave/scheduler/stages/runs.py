@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature
@@ -20,6 +18,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.holders import Holders, kept_by_holders
 from cleave.scheduler.stages.hot_spares import HotSpares
 from cleave.scheduler.stages.outcomes import TIMELINE_PARTS, DeviceUse
 from cleave.scheduler.stages.resident import Snapshot
@@ -33,14 +32,6 @@ from cleave.scheduler.tiles.device_memory import Names
 # number of models whose usual magnitudes are remembered, most recently trained first
 _MODELS_KEPT: Final = 8
 _MOST_USED: Final = 16  # number of devices whose use in a step is reported
-
-# How long a stage waits for a device that lost its connection and may still have its state. Another
-# device would first receive a snapshot and repeat the logged steps. After a cut of 5 s, a device
-# returns within 13 s; see `Agent`.
-RETURN_S: Final = 15.0
-
-# Longest time in which devices may return their state because one of them wants to leave.
-_HAND_OVER_S: Final = 20.0
 
 # Limits for a device's throughput in layer graphs, as measured in a step.
 _LEAST_COMPUTE_S: Final = 0.2  # shorter computations say little
@@ -65,19 +56,6 @@ class StagesOn(Enum):
         return choice_of(cls, "--stages-on", value)
 
 
-@dataclass(slots=True)
-class _Away:
-    """The arrays of a device that lost its connection, if it still has them.
-
-    Attributes:
-        awaited: whether its stages wait for it.
-    """
-
-    store: StageDevice
-    left_s: float
-    awaited: bool = True
-
-
 class StageRuns:
     """Manages the current step by stages and the arrays that devices store for stages.
 
@@ -85,9 +63,7 @@ class StageRuns:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
     Attributes:
-        leaving: devices that leave as soon as they have returned their trained state.
-        return_s: how long a stage waits for a device that lost its connection, in seconds.
-        hot_spares: whether devices without a stage follow stages; see `HotSpares`.
+        holders: the devices that hold trained state.
         results: number of graph runs and fetches that devices have completed in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
     """
@@ -100,9 +76,7 @@ class StageRuns:
         self._step: StageStep | None = None
         self._snapshot: SnapshotRun | None = None
         self._spares = HotSpares(self._stores, ids)
-        self._away: dict[str, _Away] = {}  # key: `Session.arrays`
-        self.leaving: set[int] = set()
-        self.return_s, self.hot_spares = RETURN_S, True
+        self.holders = Holders(self._stores)
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
@@ -210,18 +184,20 @@ class StageRuns:
         self._before_renewal = {}
         self._began_s, self._computed = now_s, {}
         out = self._abandon_snapshot() if work.resident and work.resident.fetches else []
+        able = self.able
+        there = set(able)
         if work.resident is not None:
-            self._use_state(work)
-        able, fetches = self.able, work.resident is not None and work.resident.fetches
-        there = able.keys() | (self.leaving if fetches else set())
+            self.holders.begin(work)
+            there |= self.holders.leaving if work.resident.fetches else set()
         stages, slices = (
             [replace(s, devices=tuple(d for d in s.devices if d in there)) for s in them]
             for them in (work.stages, work.slices)
         )
         kept = work.kept_batches
         if work.resident is not None:
-            planned, stages = work.stages, [self._held(work, stage, there) for stage in stages]
-            kept = _kept_by_holders(kept, planned, stages, able)
+            last = self._step.devices_of if self._step is not None else lambda _: []
+            stages = [self.holders.held(work, each, there, last(each)) for each in stages]
+            kept = kept_by_holders(kept, work.stages, stages, able)
         work = replace(work, stages=stages, slices=slices, kept_batches=kept)
         self._repeated = self.repeated
         usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
@@ -229,9 +205,15 @@ class StageRuns:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         if work.resident is not None:
-            self._spares.revise(work, able if self.hot_spares else {})
+            self._spares.revise(work, able)
         self._step = StageStep(
-            work, self._stores, lambda: self.able, self._ids, usual, self._awaited, self._spares
+            work,
+            self._stores,
+            lambda: self.able,
+            self._ids,
+            usual,
+            self.holders.awaited,
+            self._spares,
         )
         out += self._step.begin()
         if work.resident is not None:
@@ -250,8 +232,9 @@ class StageRuns:
         if self._snapshot is not None:
             return []
         assert work.resident is not None
+        able = self.able.keys()
         holders = {
-            number: self._holder(work.resident.arrays_of(stage), position)
+            number: self.holders.store_of(work.resident.arrays_of(stage), position, able)
             for number, stage in enumerate(work.planned)
         }
         found = {number: store for number, store in holders.items() if store is not None}
@@ -276,113 +259,26 @@ class StageRuns:
         self._snapshot = None
         return [*snapshot.abandon()]
 
-    def _holder(self, state: Iterable[StageArray], updates: int) -> StageDevice | None:
-        """Return the store of an able device that holds trained state after so many updates."""
-        able, state = self.able, list(state)
-        for device, store in self._stores.items():
-            if device in able and all(store.updates_of(array) == updates for array in state):
-                return store
-        return None
-
-    def _held(self, work: StepWork, stage: PlannedStage, there: Set[int]) -> PlannedStage:
-        """Return a stage with the one of the devices that holds the newest of its trained state.
-
-        A stage without trained layers has no state, so it stays on its planned device. If the
-        newest state is on a device that lost its connection, the stage has no device yet.
-        """
-        assert work.resident is not None
-        if not any(work.resident.of_stage(stage)):
-            return replace(stage, devices=stage.devices[:1])
-        found: dict[int, int] = {}
-        for device, store in self._stores.items():
-            if device in there and (updates := store.updates_in(stage)) is not None:
-                found[device] = updates
-        last = self._step.devices_of(stage) if self._step is not None else []
-        best = max(found, key=lambda d: (found[d], d in stage.devices, d in last), default=None)
-        if best is not None:
-            return replace(stage, devices=(best,))
-        return replace(stage, devices=() if self._awaited(stage) else stage.devices[:1])
-
-    def _use_state(self, work: StepWork) -> None:
-        """Say which trained state is usable in a step. Drop state of steps that were withdrawn."""
-        for store in (*self._stores.values(), *(away.store for away in self._away.values())):
-            store.work = work
-            store.drop_withdrawn()
-
-    # --- devices that leave, or lose their connection and return ---
-
     def hands_over(self, device: int) -> bool:
-        """Return whether a device that wants to leave should first return its trained state.
-
-        The training thread then fetches the state of all devices. It need not if another device
-        follows the stages, and it does not if that would take too long.
-        """
-        step, store = self._step, self._stores.get(device)
-        if device in self.leaving:
-            return True
-        if step is None or store is None or device not in step.devices:
-            return False
-        resident = step.work.resident
-        if resident is None or (resident.fetches and step.ended):
-            return False
-        able = self.able
-        others = [other for d, other in self._stores.items() if d in able]
-        unique = any(
-            store.has_state_of(stage) and not any(other.has_state_of(stage) for other in others)
-            for stage in step.work.stages
-        )
-        uploads_s = [
-            sum(array.nbytes for array in resident.arrays_of(stage)) / rates.uplink_bytes_per_s
-            for stage in step.work.stages
-            for d in stage.devices
-            if (session := self._sessions.get(d)) and (rates := session.rates)
-        ]
-        if not unique or max(uploads_s, default=0.0) > _HAND_OVER_S:
-            return False
-        self.leaving.add(device)
-        return True
+        """Return whether a device that wants to leave should first return its trained state."""
+        rates = {s.id: s.rates for s in self._sessions.values() if s.rates is not None}
+        return self.holders.hands_over(device, self._step, self.able.keys(), rates)
 
     def keep(self, session: Session, now_s: float) -> list[ForSteps]:
         """Remember the trained state on a device that lost its connection, for `returned`."""
-        store = self._stores.get(session.id)
-        if store is None or not store.has_state:
+        if not self.holders.keep(session, now_s):
             return []
-        out = self._abandon_snapshot(session.id)
         self._spares.forget(session.id)
-        self._away[session.arrays] = _Away(self._stores.pop(session.id), now_s)
-        return out
-
-    def awaits(self, arrays: str) -> bool:
-        """Return whether a device has left these arrays (`Session.arrays`) and may return."""
-        return arrays in self._away
+        return self._abandon_snapshot(session.id)
 
     def returned(self, session: Session) -> list[ForSteps]:
         """Let a device that is available again continue with the arrays that it still has."""
-        if session.held is None:
-            return self.changed()
-        away, held, session.held = self._away.pop(session.arrays, None), session.held, None
-        if away is not None:
-            store = self._stores[session.id] = away.store
-            store.resume(session.id, held)
-            if self._step is not None and not self._step.ended:
-                store.drop_withdrawn()
-            session.reserved_bytes = store.occupied_bytes
-            return [*store.take(), *self.changed()]
-        return [*StageDevice.dropped(session.id, held), *self.changed()]
+        in_step = self._step is not None and not self._step.ended
+        return [*self.holders.returned(session, in_step=in_step), *self.changed()]
 
     def expire(self, now_s: float) -> list[ForSteps]:
         """Let stages no longer wait for devices that have not returned in time."""
-        late = [a for a in self._away.values() if a.awaited and now_s >= a.left_s + self.return_s]
-        for away in late:
-            away.awaited = False
-        return self.changed() if late else []
-
-    def _awaited(self, stage: PlannedStage) -> bool:
-        """Return whether a device with the present state of a stage may return soon."""
-        return any(
-            away.awaited and away.store.updates_in(stage) == away.store.now
-            for away in self._away.values()
-        )
+        return self.changed() if self.holders.expire(now_s) else []
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.
@@ -414,9 +310,8 @@ class StageRuns:
     def withdraw(self) -> None:
         """End the current step. Devices retain their arrays for the next step."""
         if self._step is not None:
-            if not self._step.ended:  # devices may have done its update
-                for away in self._away.values():
-                    away.store.drop_withdrawn()
+            if not self._step.ended:
+                self.holders.withdraw()
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
 
@@ -428,7 +323,7 @@ class StageRuns:
             store.end()
             out += store.take()
         self._stores.clear()
-        self._away.clear()
+        self.holders.end()
         self._spares = HotSpares(self._stores, self._ids)
         self._before_renewal = {}
         return out
@@ -539,7 +434,7 @@ class StageRuns:
         self._before_renewal.pop(device, None)
         out = self._abandon_snapshot(device)
         self._spares.forget(device)
-        self.leaving.discard(device)
+        self.holders.leaving.discard(device)
         if self._step is not None:
             return out + self._step.lost(device)
         self._stores.pop(device, None)
@@ -566,25 +461,3 @@ class StageRuns:
         """Return descriptions of arrays that devices still store, for leak checks."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []
-
-
-def _kept_by_holders(
-    kept: Mapping[int, KeptBatches],
-    planned: Sequence[PlannedStage],
-    stages: Sequence[PlannedStage],
-    rates: Mapping[int, DeviceRates],
-) -> Mapping[int, KeptBatches]:
-    """Return `StepWork.kept_batches` if devices hold other stages than planned.
-
-    A device retains as much as the planned one would if it has only this stage and as much memory.
-    """
-    found = dict(kept)
-    held = Counter(device for stage in stages for device in stage.devices)
-    for before, stage in zip(planned, stages, strict=True):
-        for device in set(stage.devices).difference(before.devices):
-            found.pop(device, None)
-            there = [rates[d].memory_bytes for d in before.devices if d in rates]
-            memory_bytes = rates[device].memory_bytes if device in rates else 0
-            if held[device] == 1 and memory_bytes >= max(there, default=0):
-                found[device] = kept.get(before.devices[0], NOTHING_KEPT)
-    return found

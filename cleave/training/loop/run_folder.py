@@ -367,7 +367,7 @@ def _taken(path: Path) -> UsageError:
 
 
 def runs_beside(path: Path) -> list[str]:
-    """Return the paths of the run folders that are beside `path`, or in the default folder."""
+    """Return the paths of all run folders in the parent folder of `path` and in `runs`."""
     places = {path.parent, Path("runs")}
     return sorted(str(found.parent) for place in places for found in place.glob("*/config.toml"))
 

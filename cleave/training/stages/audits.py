@@ -41,8 +41,8 @@ from cleave.scheduler.stages.work import (
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 # Allowed error of products in bf16, as a multiple of the largest error in recomputations. Most
-# error measures of an honest result exceed `NEGLIGIBLE`. There are so many of them that, without a
-# margin, some would exceed by chance what a few recomputations show.
+# error measures of an honest result exceed `NEGLIGIBLE`. A result has so many of them that some
+# exceed, by chance, the largest error of a few recomputations.
 _NARROW_MARGIN: Final = 4.0
 
 Key = TypeVar("Key")

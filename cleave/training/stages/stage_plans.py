@@ -14,11 +14,11 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.own_device import offered_bytes
-from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
+from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
-from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
+from cleave.planner.stages.resident import snapshot_interval
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -203,12 +203,8 @@ class StagePlans:
     def with_state_on_devices(self, ids: Tensor, work: ModelWork) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices."""
         rates = self.devices()
-        usual = self._forecaster(ids, work)
-        forecaster = replace(usual, cut=lambda parts: kept_on_devices(usual.cut(parts)))
-        try:
-            return forecaster.by_stages(list(rates.values()), plan_resident, self._ps_with(rates))
-        except PlanError as error:
-            return refused(Method.STAGES, str(error))
+        forecaster, devices = self._forecaster(ids, work), list(rates.values())
+        return forecaster.with_state_on_devices(devices, self._ps_with(rates))
 
     def _forecaster(self, ids: Tensor, work: ModelWork) -> StepForecaster:
         rows, sequence = ids.shape

@@ -19,8 +19,9 @@ from cleave.errors import DeviceMemoryError, FleetError, PlanError, UsageError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
+from cleave.planner.forecast import ON_SERVER, Forecast, choose_state
+from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds
 from cleave.planner.stages.resident import plan_resident
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
@@ -317,14 +318,14 @@ class StagedModel:
         if if_faster:
             self._offered = optimizer, folder
             return
+        self.resident = state = ResidentState(
+            self.work, optimizer, folder, self.runtime.now(), self._say
+        )
         self.plans.planner, self._in_parts = planner, None
         self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for
         self._note(
             "devices keep the layers' weights and optimizer state, and their results are not "
             "audited: train on devices that you trust"
-        )
-        self.resident = state = ResidentState(
-            self.work, optimizer, folder, self.runtime.now(), self._say
         )
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
@@ -333,21 +334,16 @@ class StagedModel:
         offered, self._offered = self._offered, None
         if offered is None:
             return False
-        forecast = self.plans.with_state_on_devices(batch.ids, self.work)
-        usual_s = in_seconds(plan.step_s)
-        if forecast.refused or forecast.step_s >= plan.step_s:
-            why = forecast.refused or f"{in_seconds(forecast.step_s)} otherwise"
-            self._say(f"weights and optimizer state stay on the server: {usual_s} a step, {why}")
-            return False
+        there = self.plans.with_state_on_devices(batch.ids, self.work)
+        on_devices, why = choose_state(Forecast(Method.STAGES, plan.step_s), there)
         try:
-            self.keep_on_devices(*offered)
+            if on_devices:
+                self.keep_on_devices(*offered)
         except UsageError as error:
-            self._say(f"weights and optimizer state stay on the server: {error}")
+            on_devices, why = False, f"{ON_SERVER}: {error}"
+        self._say(why)
+        if not on_devices:
             return False
-        self._say(
-            f"weights and optimizer state stay on devices: {in_seconds(forecast.step_s)} a step "
-            f"predicted, instead of {usual_s}"
-        )
         self.runtime.end_steps()
         self.plans.plan = None
         return True

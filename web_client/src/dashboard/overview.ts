@@ -189,7 +189,7 @@ export interface JobRow {
   readonly step: number;
   readonly steps: number | null;
   readonly loss: number | null;
-  /** Of an earlier process of the server, which has no records of it any more. */
+  /** Whether the job ended before the server was started, which then has no records of it. */
   readonly earlier: boolean;
 }
 

@@ -189,7 +189,7 @@ test("the records of a compared job are read in turn with the current job's", ()
   expect(model().compared.size).toBe(0);
 });
 
-test("an operator changes a job, and sees what came of it", () => {
+test("an operator changes a job and sees its new state", () => {
   const { world, session, model } = answered();
   world.paint();
   session.change("pause", "job-3");

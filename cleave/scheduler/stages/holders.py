@@ -1,0 +1,223 @@
+"""Which device holds the trained state of which stage, also between steps.
+
+A device that loses its connection may still have its state, so its stages wait for it. A device
+that wants to leave first returns what only it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
+from cleave.scheduler.instructions import SendStage
+from cleave.scheduler.sessions.session import Session
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.step import StageStep
+from cleave.scheduler.stages.work import StepWork
+
+# How long a stage waits for a device that lost its connection and may still have its state. Another
+# device would first receive a snapshot and repeat the logged steps. After a cut of 5 s, a device
+# returns within 13 s; see `Agent`.
+RETURN_S: Final = 15.0
+
+# Longest time in which devices may return their state because one of them wants to leave.
+_HAND_OVER_S: Final = 20.0
+
+
+@dataclass(slots=True)
+class _Away:
+    """The arrays of a device that lost its connection, if it still has them.
+
+    Attributes:
+        awaited: whether its stages wait for it.
+    """
+
+    store: StageDevice
+    left_s: float
+    awaited: bool = True
+
+
+class Holders:
+    """Finds the devices that hold trained state.
+
+    Args:
+        stores: maps a device to its `StageDevice`. Devices that leave or return change it.
+
+    Attributes:
+        leaving: devices that leave as soon as they have returned their trained state.
+        return_s: how long a stage waits for a device that lost its connection, in seconds.
+    """
+
+    def __init__(self, stores: dict[int, StageDevice]) -> None:
+        self.leaving: set[int] = set()
+        self.return_s = RETURN_S
+        self._stores = stores
+        self._away: dict[str, _Away] = {}  # key: `Session.arrays`
+
+    # --- steps ---
+
+    def begin(self, work: StepWork) -> None:
+        """Say which state a step can use. Drop the state of steps that were withdrawn."""
+        for store in (*self._stores.values(), *self._stores_away()):
+            store.work = work
+            store.drop_withdrawn()
+
+    def withdraw(self) -> None:
+        """Drop the updates of a step that is not completed from devices without a connection."""
+        for store in self._stores_away():
+            store.drop_withdrawn()
+
+    def end(self) -> None:
+        """Forget the arrays of devices without a connection."""
+        self._away.clear()
+
+    def _stores_away(self) -> Iterator[StageDevice]:
+        return (away.store for away in self._away.values())
+
+    def held(
+        self, work: StepWork, stage: PlannedStage, there: Set[int], last: Sequence[int]
+    ) -> PlannedStage:
+        """Return a stage with the one device that holds the newest of its trained state.
+
+        A stage without trained layers has no state, so it stays on its planned device. If the
+        newest state is on a device that lost its connection, the stage has no device yet.
+
+        Args:
+            there: the devices that can take part in the step.
+            last: the devices that had the stage in the last step.
+        """
+        assert work.resident is not None
+        if not any(work.resident.of_stage(stage)):
+            return replace(stage, devices=stage.devices[:1])
+        found: dict[int, int] = {}
+        for device, store in self._stores.items():
+            if device in there and (updates := store.updates_in(stage)) is not None:
+                found[device] = updates
+        best = max(found, key=lambda d: (found[d], d in stage.devices, d in last), default=None)
+        if best is not None:
+            return replace(stage, devices=(best,))
+        return replace(stage, devices=() if self.awaited(stage) else stage.devices[:1])
+
+    def store_of(
+        self, state: Iterable[StageArray], updates: int, able: Set[int]
+    ) -> StageDevice | None:
+        """Return the store of an able device whose state has `updates` updates, if there is one."""
+        state = list(state)
+        for device, store in self._stores.items():
+            if device in able and all(store.updates_of(array) == updates for array in state):
+                return store
+        return None
+
+    # --- devices that leave, or lose their connection and return ---
+
+    def hands_over(
+        self,
+        device: int,
+        step: StageStep | None,
+        able: Set[int],
+        rates: Mapping[int, DeviceRates],
+    ) -> bool:
+        """Return whether a device that wants to leave should first return its trained state.
+
+        The training thread then fetches the state of all devices. It need not if another device
+        follows the stages, and it does not if that would take too long.
+
+        Args:
+            step: the current or last step.
+            able: the devices that may train layers.
+            rates: the rates of all connected devices.
+        """
+        store = self._stores.get(device)
+        if device in self.leaving:
+            return True
+        if step is None or store is None or device not in step.devices:
+            return False
+        resident = step.work.resident
+        if resident is None or (resident.fetches and step.ended):
+            return False
+        others = [other for d, other in self._stores.items() if d in able]
+        unique = any(
+            store.has_state_of(stage) and not any(other.has_state_of(stage) for other in others)
+            for stage in step.work.stages
+        )
+        uploads_s = [
+            sum(array.nbytes for array in resident.arrays_of(stage)) / rates[d].uplink_bytes_per_s
+            for stage in step.work.stages
+            for d in stage.devices
+            if d in rates
+        ]
+        if not unique or max(uploads_s, default=0.0) > _HAND_OVER_S:
+            return False
+        self.leaving.add(device)
+        return True
+
+    def keep(self, session: Session, now_s: float) -> bool:
+        """Remember the state on a device that lost its connection. Return False if it has none."""
+        store = self._stores.get(session.id)
+        if store is None or not store.has_state:
+            return False
+        self._away[session.arrays] = _Away(self._stores.pop(session.id), now_s)
+        return True
+
+    def awaits(self, arrays: str) -> bool:
+        """Return whether a device has left these arrays (`Session.arrays`) and may return."""
+        return arrays in self._away
+
+    def returned(self, session: Session, *, in_step: bool) -> list[SendStage]:
+        """Let a device that is available again continue with the arrays that it still has.
+
+        `in_step`: whether a step is running.
+        """
+        held, session.held = session.held, None
+        if held is None:
+            return []
+        away = self._away.pop(session.arrays, None)
+        if away is None:
+            return StageDevice.dropped(session.id, held)
+        store = self._stores[session.id] = away.store
+        store.resume(session.id, held)
+        if in_step:
+            store.drop_withdrawn()
+        session.reserved_bytes = store.occupied_bytes
+        return store.take()
+
+    def expire(self, now_s: float) -> bool:
+        """Let stages no longer wait for devices that are late. Return whether there are any."""
+        late = [a for a in self._away.values() if a.awaited and now_s >= a.left_s + self.return_s]
+        for away in late:
+            away.awaited = False
+        return bool(late)
+
+    def awaited(self, stage: PlannedStage) -> bool:
+        """Return whether a device with the present state of a stage may return soon."""
+        return any(
+            away.awaited and away.store.updates_in(stage) == away.store.now
+            for away in self._away.values()
+        )
+
+
+def kept_by_holders(
+    kept: Mapping[int, KeptBatches],
+    planned: Sequence[PlannedStage],
+    stages: Sequence[PlannedStage],
+    rates: Mapping[int, DeviceRates],
+) -> Mapping[int, KeptBatches]:
+    """Return `StepWork.kept_batches` if devices hold other stages than planned.
+
+    A device retains as much as the planned one would if it has only this stage and as much memory.
+    """
+    found = dict(kept)
+    held = Counter(device for stage in stages for device in stage.devices)
+    for before, stage in zip(planned, stages, strict=True):
+        for device in set(stage.devices).difference(before.devices):
+            found.pop(device, None)
+            there = [rates[d].memory_bytes for d in before.devices if d in rates]
+            memory_bytes = rates[device].memory_bytes if device in rates else 0
+            if held[device] == 1 and memory_bytes >= max(there, default=0):
+                found[device] = kept.get(before.devices[0], NOTHING_KEPT)
+    return found
