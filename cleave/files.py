@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -89,12 +89,15 @@ def new_file(path: Path, mode: int = 0o666) -> FileIO:
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
+def write_atomically(
+    path: Path, data: bytes | Iterable[memoryview], mode: int = 0o666, *, sync: bool = True
+) -> None:
     """Create or replace a file atomically. Readers see either the old or the new content.
 
     Missing parent folders are created. A link is replaced, and its target does not change.
 
     Args:
+        data: the content, possibly in parts.
         mode: permissions of the new file, before the umask is applied.
         sync: whether to flush the new file to disk, so that it survives a power loss.
     """
@@ -102,7 +105,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with new_file(temporary, mode) as file:
-            write_all(file, data)
+            for part in [data] if isinstance(data, bytes) else data:
+                write_all(file, part)
             if sync:
                 os.fsync(file.fileno())
         temporary.replace(path)

@@ -28,6 +28,8 @@ from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages import step_log
 from cleave.training.stages.audits import Auditor
+from cleave.training.stages.step_log import LogFolder
+from cleave.training.stages.stored_steps import StoredStep
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
@@ -55,14 +57,17 @@ class Run:
         rule: UpdateRule = ADAMW,
         clip: float = 1.0,
         dtype: DType = DType.FP32,
-        folder: Path | None = None,
+        folder: LogFolder | Path | None = None,
         files: StateFiles | None = None,
+        stored: Sequence[StoredStep] = (),
         **settings: Any,
     ) -> None:
         self.model = model
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False, files=files)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
-        self.staged.keep_on_devices(self.optimizer, folder, planner=EvenStages(loss=False))
+        self.staged.keep_on_devices(
+            self.optimizer, folder, planner=EvenStages(loss=False), stored=stored
+        )
 
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
@@ -395,6 +400,46 @@ def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.Monkey
     same_weights(model, plain, 1e-3)
 
 
+@pytest.mark.parametrize(("family", "devices"), [("opt", 3), ("llama", 1), nightly("qwen3", 2)])
+def test_a_restarted_server_repeats_no_pass_before_the_next_step(
+    tmp_path: Path, family: str, devices: int
+) -> None:
+    """It has the state of some step, and the log. No device has anything, and fewer may come."""
+    model, folder = small_model(family), LogFolder(tmp_path / "log")
+    given = batches(7)
+    expected = plain_losses(copy.deepcopy(model), given)
+    begun = copy.deepcopy(model)
+    with emulated(3, seed=1) as fleet:
+        run = Run(model, fleet, folder=folder)
+        before = [run.step(ids) for ids in given[:5]]
+    with emulated(devices, seed=2) as fleet:
+        run = Run(begun, fleet, folder=folder, stored=folder.after(0))
+        again = [run.step(ids) for ids in given[:5]]
+        assert fleet.counters().traffic.down.activations == 0
+        after = [run.step(ids) for ids in given[5:]]
+        run.staged.sync()
+    assert again == before
+    assert before + after == pytest.approx(expected, rel=1e-5)
+    assert folder.numbers() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged", None])
+def test_a_damaged_file_ends_the_log(tmp_path: Path, damage: bytes | None) -> None:
+    folder, given = LogFolder(tmp_path), batches(4)
+    with emulated(2, seed=1) as fleet:
+        run = Run(small_model("opt"), fleet, folder=folder)
+        for ids in given:
+            run.step(ids)
+    path = tmp_path / "step-000003.log"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9] + damage if damage else b"")
+    assert len(folder.after(0)) == 2
+    folder.keep(range(2, 3))
+    assert folder.numbers() == [2]
+
+
 def test_a_full_disk_keeps_the_log_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,7 +450,7 @@ def test_a_full_disk_keeps_the_log_in_memory(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(step_log, "_written", full)
+    monkeypatch.setattr(step_log, "write_all", full)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
         run = Run(model, fleet, folder=tmp_path, note=print)

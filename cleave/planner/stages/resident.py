@@ -65,6 +65,29 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     return min(plans, key=lambda plan: plan.step_s)
 
 
+def plan_again(
+    model: StageModel,
+    devices: Sequence[DeviceRates],
+    ps: PsCompute,
+    *,
+    stages: Sequence[PlannedStage],
+) -> StagePlan:
+    """Return a plan with the same stages on other devices: the largest on the fastest device.
+
+    With fewer devices than stages, devices have several stages. This is a `StagePlanner`.
+    """
+    able = sorted(
+        (device.for_graphs() for device in devices),
+        key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
+    )
+    found = list(stages)
+    largest = sorted(range(len(stages)), key=lambda n: stages[n].first - stages[n].stop)
+    for rank, number in enumerate(largest):
+        device = able[rank % len(able)].device
+        found[number] = replace(stages[number], devices=(device,))
+    return predict(model, found, {device.device: device for device in able}, ps)
+
+
 def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float:
     """Return how long a device would need for an equal share of a step, in seconds."""
     tokens = sum(model.tokens)

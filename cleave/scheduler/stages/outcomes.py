@@ -177,6 +177,7 @@ class StepResult:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
         used: the use of the busiest devices in the step, busiest first.
+        under_way: `Snapshot.position` of the snapshot that devices are returning, if any.
         restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
     """
 
@@ -189,6 +190,7 @@ class StepResult:
     # the trained state that devices returned, by array and first row; see `Resident.fetches`
     state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
     snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
+    under_way: int | None = None
     restored: int = 0
 
 

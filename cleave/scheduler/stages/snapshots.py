@@ -20,16 +20,16 @@ class SnapshotRun:
 
     Args:
         work: that step.
-        position: number of updates before the snapshot; see `Snapshot`.
         holders: for each stage, the device that holds its state.
 
     Attributes:
         model: the ID of the model; see `StepWork`.
+        position: see `Snapshot`.
     """
 
     def __init__(self, work: StepWork, position: int, holders: Mapping[int, StageDevice]) -> None:
         self.model = work.model
-        self._position = position
+        self.position = position
         self._stores = {store.device: store for store in holders.values()}
         self._requests: dict[int, StageRequest] = {}
         assert work.resident is not None
@@ -76,7 +76,7 @@ class SnapshotRun:
         if any(request.rest or request.answers for request in self._requests.values()):
             return None
         found = {k: v for request in self._requests.values() for k, v in request.found.items()}
-        return Snapshot(self._position, found)
+        return Snapshot(self.position, found)
 
     def abandon(self) -> list[SendStage]:
         """Let devices drop what they only keep for the snapshot."""

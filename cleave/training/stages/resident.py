@@ -6,6 +6,7 @@ log of all steps since then. `ResidentState.take` makes the devices' state the n
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,8 @@ from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.step_log import StepLog
+from cleave.training.stages.step_log import LogFolder, StepLog
+from cleave.training.stages.stored_steps import StoredStep
 
 _STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
 _FIRST_INTERVAL: Final = 8  # steps, until a plan says more
@@ -56,12 +58,16 @@ class ResidentState:
     Args:
         work: the model's layers, whose parameters are from now on those on devices.
         optimizer: the optimizer whose steps the devices do.
-        folder: where the log is; None to keep it in memory.
+        folder: where the log is; see `StepLog`.
+        updates: number of steps that the run has done before.
+        stored: steps after those that an earlier process has logged, which are repeated first.
         now_s: the time in seconds.
         note: called with messages for the user.
 
     Attributes:
         log: the steps since the snapshot.
+        position: number of updates in the snapshot, since the run began.
+        under_way: number of updates in the snapshot that devices are returning; None without one.
         interval: number of steps after which a new snapshot begins.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
@@ -73,14 +79,19 @@ class ResidentState:
         self,
         work: ModelWork,
         optimizer: Optimizer,
-        folder: Path | None,
+        folder: LogFolder | Path | None,
         now_s: float,
         note: Callable[[str], None],
+        *,
+        updates: int = 0,
+        stored: Sequence[StoredStep] = (),
     ) -> None:
         self._work = work
         self._optimizer = optimizer
         self.log = StepLog(folder, note)
-        self._position = 0  # number of updates before the snapshot
+        self.position = updates
+        self.under_way: int | None = None
+        self._stored = deque(stored)
         self.interval = _FIRST_INTERVAL
         self.losses = 0
         self._began_s = now_s
@@ -120,7 +131,7 @@ class ResidentState:
 
     def of_step(self) -> Resident:
         """Return the state for the `StepWork` of a step."""
-        return replace(self._resident, log=self.log.steps, position=self._position)
+        return replace(self._resident, log=self.log.steps, position=self.position)
 
     def of_fetch(self, work: StepWork) -> StepWork:
         """Return the work of a step that only fetches the state.
@@ -150,11 +161,20 @@ class ResidentState:
             found.append(StageArray(1, made.size, "fp32", buffer))
         return found
 
-    def add(self, work: StepWork, result: StepResult, scalars: Sequence[StageArray]) -> None:
+    @property
+    def next_stored(self) -> StoredStep | None:
+        """Return the next step, if an earlier process has done it."""
+        return self._stored[0] if self._stored else None
+
+    def repeated(self, work: StepWork) -> None:
+        """Add the next stored step to the log."""
+        self.log.repeat(work, self._resident, self._stored.popleft())
+
+    def add(self, work: StepWork, result: StepResult, step: StoredStep) -> None:
         """Add a completed step, whose updates all devices have done, to the log."""
-        x, dy = [one.x for one in result.records], [one.dy for one in result.records]
-        self.log.add(work, self._resident, x, dy, scalars)
+        self.log.add(self.updates + 1, work, self._resident, step)
         self.losses += result.restored
+        self.under_way = result.under_way
         self._stages = len(result.records)
 
     @property
@@ -163,9 +183,9 @@ class ResidentState:
         return len(self.log.steps) >= self.interval
 
     @property
-    def position(self) -> int:
-        """Return the number of updates until now, since training on devices began."""
-        return self._position + len(self.log.steps)
+    def updates(self) -> int:
+        """Return the number of updates until now, since the run began."""
+        return self.position + len(self.log.steps)
 
     def between_losses_s(self, now_s: float) -> float:
         """Return the expected time between losses that need a snapshot, in seconds.
@@ -188,12 +208,12 @@ class ResidentState:
             tensor = self._tensors[array]
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
-        steps = snapshot.position - self._position
+        steps = snapshot.position - self.position
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
         self.log.forget(steps)
-        self._position = snapshot.position
+        self.position = snapshot.position
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +22,10 @@ from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, Flee
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
 from cleave.planner.forecast import ON_SERVER, Forecast, choose_state
 from cleave.planner.plan import Method
-from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
-from cleave.planner.stages.resident import plan_resident
+from cleave.planner.stages.model import PlannedStage, PsCompute, StagePlan, StagePlanner
+from cleave.planner.stages.resident import plan_again, plan_resident
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.holders import RETURN_S
 from cleave.scheduler.stages.outcomes import (
     DeviceUse,
     GradientWanted,
@@ -48,6 +51,8 @@ from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.step_log import LogFolder
+from cleave.training.stages.stored_steps import Returned, StoredStep
 from cleave.training.stages.suspicion import examined
 
 # Attempts at a step by stages before training fails, if the caller cannot compute the step itself.
@@ -153,9 +158,13 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         # Arguments of `keep_on_devices`, if a forecast will decide.
-        self._offered: tuple[Optimizer, Path | None] | None = None
+        self._offered: tuple[Optimizer, LogFolder | Path | None, int] | None = None
+        self._planner = planner
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
         self._updates = False  # whether devices may do the update of this step
+        self._returned: list[Returned] = []  # what devices returned in this step, for the log
+        self._repeats: StoredStep | None = None  # the logged step that is being repeated
+        self._resumes = False  # whether the next step is the first one after repeated steps
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
         # The plan of the steps in the log; None if the log is empty.
         self._log_plan: StagePlan | None = None
@@ -239,6 +248,8 @@ class StagedModel:
             self.sync()
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
+        if self.resident is not None and (stored := self.resident.next_stored) is not None:
+            return self._repeat(batch, stored, scale)
         failed = 0
         while True:
             plan = self.planned(batch)
@@ -268,8 +279,7 @@ class StagedModel:
             if isinstance(result, UpdateWanted):
                 self.predicted_s += plan.step_s
                 self._wanted = result
-                given_back = StepResult(result.losses, result.dx, {})
-                return self._take(given_back, x, embedded, losses)
+                return self._take_dx(result.dx, x, embedded, losses)
             faults = self._faults
             if result is not None:
                 began_s = time.perf_counter()
@@ -291,10 +301,12 @@ class StagedModel:
     def keep_on_devices(
         self,
         optimizer: Optimizer,
-        folder: Path | None = None,
+        folder: LogFolder | Path | None = None,
         *,
         planner: StagePlanner = plan_resident,
         if_faster: bool = False,
+        updates: int = 0,
+        stored: Sequence[StoredStep] = (),
     ) -> None:
         """Let devices keep and update the weights and optimizer state of the layers.
 
@@ -302,10 +314,13 @@ class StagedModel:
         anything else uses the weights or the optimizer state, call `sync`.
 
         Args:
-            folder: where the log of steps is; None to keep it in memory.
+            folder: where the log of steps is; see `StepLog`.
             planner: plans the stages from now on.
             if_faster: whether to do so only if the next step, with the devices that are then
-                connected, is predicted to be faster.
+                connected, is predicted to be faster. It does not matter if steps are `stored`.
+            updates: number of steps that the run has done before.
+            stored: further steps, which an earlier process has logged. The next steps repeat them
+                on this server, and the devices repeat them before the step that follows.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -315,13 +330,14 @@ class StagedModel:
                 "devices cannot keep the layers' state if a server on Ray trains the model; use "
                 "--state server"
             )
-        if if_faster:
-            self._offered = optimizer, folder
+        if if_faster and not stored:
+            self._offered = optimizer, folder, updates
             return
+        now_s = self.runtime.now()
         self.resident = state = ResidentState(
-            self.work, optimizer, folder, self.runtime.now(), self._say
+            self.work, optimizer, folder, now_s, self._say, updates=updates, stored=stored
         )
-        self.plans.planner, self._in_parts = planner, None
+        self.plans.planner, self._planner, self._in_parts = planner, planner, None
         self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for
         self._note(
             "devices keep the layers' weights and optimizer state, and their results are not "
@@ -338,7 +354,8 @@ class StagedModel:
         on_devices, why = choose_state(Forecast(Method.STAGES, plan.step_s), there)
         try:
             if on_devices:
-                self.keep_on_devices(*offered)
+                optimizer, folder, updates = offered
+                self.keep_on_devices(optimizer, folder, updates=updates)
         except UsageError as error:
             on_devices, why = False, f"{ON_SERVER}: {error}"
         self._say(why)
@@ -363,8 +380,10 @@ class StagedModel:
         self._withdraw_unfinished()
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
         state = self._end_of_step().state
-        self.resident.take(Snapshot(self.resident.position, state))
+        self.resident.take(Snapshot(self.resident.updates, state))
         self._log_plan = None
+        if self.plans.planner is not self._planner:  # another division is possible from now on
+            self.plans.planner, self.plans.plan = self._planner, None
 
     def _withdraw_unfinished(self) -> None:
         """Undo a step that is not in the log.
@@ -380,7 +399,23 @@ class StagedModel:
             self.runtime.withdraw_step()
         self._wanted, self._updates = None, False
 
+    def _repeat(self, batch: Rows, stored: StoredStep, scale: float) -> float:
+        """Do the PS's part of a step whose other part an earlier process has logged."""
+        stages = tuple(PlannedStage(*bound, ()) for bound in stored.bounds)
+        plan = StagePlan(stages, {}, 0.0, {}, 0, 0)
+        parts = batch.cut(stored.micro_batches)
+        x, embedded = self._embedded(batch, parts)
+        self._read = StepGradients(self.work, self.gradients_dtype, [], self._buffers_of_step())
+        given = self.first_inputs(embedded)
+        work, losses = self.step_work(plan, parts, given, scale), dict[int, float]()
+        for one in stored.returned:
+            self._answer(one, work, parts, given, scale, losses)
+        self._repeats = stored
+        return self._take_dx(stored.dx, x, embedded, losses)
+
     def _squares(self) -> float:
+        if self._repeats is not None:
+            return self._repeats.squares
         assert self._wanted is not None
         return self._wanted.squares
 
@@ -388,21 +423,38 @@ class StagedModel:
         """Let devices do the optimizer step, and add the step to the log."""
         assert self.resident is not None
         assert self._step_work is not None
+        if self._repeats is not None:
+            self.resident.repeated(self._step_work)
+            self._repeats, self._log_plan = None, self._step_plan
+            self._resumes = self.resident.next_stored is None
+            return
         began_s, scalars = time.perf_counter(), self.resident.scalars(rate, clip)
         self._updates = True
         self.runtime.update(scalars)
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
         self.used = result.used
-        self.resident.add(self._step_work, result, scalars)
+        assert self._wanted is not None
+        stored = StoredStep(
+            rate=rate,
+            bounds=[(stage.first, stage.stop) for stage in self._step_work.stages],
+            x=[one.x for one in result.records],
+            dy=[one.dy for one in result.records],
+            scalars=scalars,
+            returned=self._returned,
+            dx=self._wanted.dx,
+            squares=self._wanted.squares,
+        )
+        self.resident.add(self._step_work, result, stored)
         self._wanted, self._updates = None, False
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self.resident.take(result.snapshot)
         between_s = self.resident.between_losses_s(self.runtime.now())
         self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
-        if self.resident.snapshot_is_due:
-            self.runtime.begin_snapshot(self._step_work, self.resident.position)
+        if self.resident.snapshot_is_due and self.resident.under_way is None:
+            self.resident.under_way = self.resident.updates
+            self.runtime.begin_snapshot(self._step_work, self.resident.updates)
 
     def _end_of_step(self) -> StepResult:
         """Wait for the end of a step that needs nothing more from the PS."""
@@ -544,6 +596,7 @@ class StagedModel:
         self.runtime.begin_step(work)
         self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
         self._passes.clear()
+        self._returned = []
         losses: dict[int, float] = {}
         while True:
             outcome, began_s = self.next_outcome(), time.perf_counter()
@@ -553,15 +606,12 @@ class StagedModel:
                 self.runtime.withdraw_step()
                 return None, losses
             match outcome:
-                case InputWanted() | GradientWanted() as wanted:
-                    self.pass_on(wanted, work, embedded)
-                case OutputReady(number, payload):
-                    part, one = parts[number], embedded[number]
-                    y = self.work.tensor(payload, one.x.shape)
-                    y = self.passes.forward(len(work.layers), number, y, one.extras)
-                    losses[number], dy = self._loss(y, part.targets, scale)
-                    dy = self.passes.backward(len(work.layers), number, dy)
-                    self.runtime.give(number, self.work.activation(dy))
+                case InputWanted() | GradientWanted() | OutputReady() as returned:
+                    if work.resident is not None:
+                        self._returned.append(returned)
+                    made = self._answer(returned, work, parts, embedded, scale, losses)
+                    after = None if isinstance(returned, OutputReady) else returned.stage
+                    self.runtime.give(returned.batch, made, after)
                 case SlicesReady(number, payloads):
                     targets = parts[number].targets
                     losses[number], total = self.work.of_slices(payloads, targets, scale)
@@ -583,10 +633,34 @@ class StagedModel:
                     return result, losses
             self.loss_s += time.perf_counter() - began_s
 
+    def _answer(
+        self,
+        returned: Returned,
+        work: StepWork,
+        parts: Sequence[Rows],
+        embedded: Sequence[Embedded],
+        scale: float,
+        losses: dict[int, float],
+    ) -> StageArray:
+        """Return what devices get for what they returned. Add a loss to `losses`."""
+        if not isinstance(returned, OutputReady):
+            return self._passed_on(returned, work, embedded)
+        number = returned.batch
+        part, one = parts[number], embedded[number]
+        y = self.work.tensor(returned.payload, one.x.shape)
+        y = self.passes.forward(len(work.layers), number, y, one.extras)
+        losses[number], dy = self._loss(y, part.targets, scale)
+        return self.work.activation(self.passes.backward(len(work.layers), number, dy))
+
     def pass_on(
         self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
     ) -> None:
         """Run a pass through the PS's layers between two stages; send the output to the fleet."""
+        self.runtime.give(wanted.batch, self._passed_on(wanted, work, embedded), wanted.stage)
+
+    def _passed_on(
+        self, wanted: InputWanted | GradientWanted, work: StepWork, embedded: Sequence[Embedded]
+    ) -> StageArray:
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
         came = self.work.tensor(wanted.payload, one.x.shape)
@@ -594,7 +668,7 @@ class StagedModel:
             made = self.passes.forward(run, number, came, one.extras)
         else:
             made = self.passes.backward(run, number, came)
-        self.runtime.give(number, self.work.activation(made), wanted.stage)
+        return self.work.activation(made)
 
     def _buffers_of_step(self) -> dict[int, Tensor] | None:
         """Return memory to reuse for gradients; None if a parameter's `grad` may still use it."""
@@ -623,6 +697,16 @@ class StagedModel:
         self._faults += self._auditor.passed(self._step_work, done, watch)
         self.audit_s += time.perf_counter() - began_s
         return done
+
+    def _take_dx(
+        self,
+        dx: Mapping[int, Any],
+        x: Tensor,
+        embedded: Sequence[Embedded],
+        losses: dict[int, float],
+    ) -> float:
+        """Do as `_take` for a step whose other gradients stay on devices."""
+        return self._take(StepResult({}, dx, {}), x, embedded, losses)
 
     def _take(
         self,
@@ -736,6 +820,9 @@ class StagedModel:
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
         """Return the plan for a batch. Divide layers if devices lack memory for whole layers."""
+        if self._resumes and self._log_plan is not None:
+            self._resumes = False
+            self._resume(self._log_plan, batch)
         if self._log_plan is not None:
             # `StageStep` replaces devices that left. `plan` may have a newer forecast.
             return self.plan or self._log_plan
@@ -751,6 +838,24 @@ class StagedModel:
             # The key of a run counts parts of layers, so the keys have changed.
             self.passes = PsPasses(self.work.graphs, self.autocast)
             return self._plan_for(batch)
+
+    def _resume(self, logged: StagePlan, batch: Rows) -> None:
+        """Choose new devices for the stages of logged steps, as all devices lost the connection.
+
+        Wait for as many devices as stages, but not for long after the first device.
+        """
+        waited_s = 0.0
+        while (there := len(self.plans.devices())) < len(logged.stages) and waited_s < RETURN_S:
+            if self._stop():
+                raise AbandonedError("training is stopping")
+            try:
+                self.runtime.next_outcome(LOOK_S)
+            except FleetError:  # in virtual time: no device will come
+                break
+            self._note_presence(there=bool(there))
+            waited_s += LOOK_S if there else 0.0
+        self.plans.planner = partial(plan_again, stages=logged.stages)
+        self.plans.plan_for(batch.ids, self.work)
 
     def _note_presence(self, *, there: bool) -> None:
         """Call `presence` if `there` (whether devices can run a step) has changed."""

@@ -1,30 +1,71 @@
 """The log of steps from which trained state on devices can be rebuilt.
 
 It holds the activations and gradients that crossed the server in each step, so it is much larger
-than the memory of a small server. They are in files without names, which the operating system
-deletes when nothing refers to them, also if the process is killed.
+than the memory of a small server. Each step is in a file of its own.
 """
 
 from __future__ import annotations
 
-import mmap
+import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from cleave.files import make_folder, write_all
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.files import make_folder, own_folder, write_all, write_atomically
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
+from cleave.training.stages.stored_steps import StoredStep
 
-_Arrays = Sequence[Mapping[int, StageArray]]  # by stage and micro-batch
+_NAME: Final = re.compile(r"step-(\d{6,})\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """The files of a log that a server finds again when it is restarted.
+
+    Attributes:
+        path: the folder, which exists only if it has files.
+    """
+
+    path: Path
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all steps with a file, in order."""
+        found = [_NAME.fullmatch(each.name) for each in self.path.glob("step-*.log")]
+        return sorted(int(name[1]) for name in found if name)
+
+    def write(self, number: int, step: StoredStep) -> StoredStep:
+        """Write the step with this number, and return it with its arrays in the file."""
+        own_folder(self.path)
+        write_atomically(self._of(number), step.pack(), sync=False)
+        return StoredStep.read(self._of(number)) or step
+
+    def after(self, number: int) -> list[StoredStep]:
+        """Return all steps after step `number`, until one is missing or damaged."""
+        return [*self._after(number)]
+
+    def _after(self, number: int) -> Iterator[StoredStep]:
+        while (step := StoredStep.read(self._of(number := number + 1))) is not None:
+            yield step
+
+    def keep(self, numbers: range) -> None:
+        """Remove the files of all steps but these."""
+        for number in self.numbers():
+            if number not in numbers:
+                self._of(number).unlink(missing_ok=True)
+
+    def _of(self, number: int) -> Path:
+        return self.path / f"step-{number:06d}.log"
 
 
 class StepLog:
     """The steps since a snapshot.
 
     Args:
-        folder: where the files are; None to keep all steps in memory.
+        folder: where the files are; None to keep all steps in memory. In a path that is no
+            `LogFolder`, files have no names, so the operating system deletes them when nothing
+            refers to them, also if the process is killed.
         note: called with a message if a step stays in memory, because it cannot be written.
 
     Attributes:
@@ -32,36 +73,36 @@ class StepLog:
         nbytes: size of the logged activations and gradients.
     """
 
-    def __init__(self, folder: Path | None, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: LogFolder | Path | None, note: Callable[[str], None]) -> None:
         self.steps: tuple[LoggedStep, ...] = ()
         self.nbytes = 0
         self._folder = folder
         self._note = note
         self._sizes: list[int] = []
 
-    def add(
-        self,
-        work: StepWork,
-        resident: Resident,
-        x: _Arrays,
-        dy: _Arrays,
-        scalars: Sequence[StageArray],
-    ) -> None:
-        """Add a step, whose updates all devices have done. See `LoggedStep`."""
-        size = sum(a.nbytes for each in (*x, *dy) for a in each.values())
-        if self._folder is not None:
-            try:
-                x, dy = _written(self._folder, x, dy)
-            except OSError as error:  # for example, the disk is full
-                self._note(
-                    f"the log of steps stays in memory, because it cannot be written to "
-                    f"{self._folder}: {error}"
-                )
+    def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> None:
+        """Add a step, whose updates all devices have done.
+
+        Args:
+            number: the step's number in the run.
+            work: the step's layers and their arguments.
+        """
+        size = sum(a.nbytes for each in (*step.x, *step.dy) for a in each.values())
+        try:
+            step = self._written(number, step)
+        except OSError as error:  # for example, the disk is full
+            self._note(f"the log of steps stays in memory, because it cannot be written: {error}")
+        self._add(work, resident, step, size)
+
+    def repeat(self, work: StepWork, resident: Resident, step: StoredStep) -> None:
+        """Add a step that is in a file already, because an earlier process did it."""
+        self._add(work, resident, step, 0)
+
+    def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
         # Only what a device needs to repeat its passes. The first inputs say the dtype.
-        work = replace(
-            work, x=list(x[0].values()), resident=resident, loss=None, slices=(), slice_works=()
-        )
-        self.steps = (*self.steps, LoggedStep(work, x, dy, scalars))
+        x = list(step.x[0].values())
+        work = replace(work, x=x, resident=resident, loss=None, slices=(), slice_works=())
+        self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))
         self._sizes.append(size)
         self.nbytes += size
 
@@ -71,30 +112,14 @@ class StepLog:
         self.nbytes -= sum(self._sizes[:count])
         del self._sizes[:count]
 
-
-def _written(folder: Path, x: _Arrays, dy: _Arrays) -> tuple[_Arrays, _Arrays]:
-    """Write all arrays to a file, and return arrays whose payloads are in the file."""
-    make_folder(folder)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for each in (*x, *dy):
-            for array in each.values():
-                write_all(file, _bytes(array))
-        if not file.tell():
-            return x, dy
-        file.flush()
-        held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    at = 0
-
-    def moved(array: StageArray) -> StageArray:
-        nonlocal at
-        first, at = at, at + array.nbytes
-        return replace(array, payload=held[first:at])
-
-    made = [{batch: moved(array) for batch, array in each.items()} for each in (*x, *dy)]
-    return made[: len(x)], made[len(x) :]
-
-
-def _bytes(array: StageArray) -> memoryview:
-    payload = array.payload
-    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
-    return memoryview(held).cast("B")
+    def _written(self, number: int, step: StoredStep) -> StoredStep:
+        if isinstance(self._folder, LogFolder):
+            return self._folder.write(number, step)
+        if self._folder is None:
+            return step
+        make_folder(self._folder)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            for part in replace(step, returned=(), dx={}).pack():
+                write_all(file, part)
+            file.flush()
+            return StoredStep.mapped(file) or step

@@ -1,0 +1,150 @@
+"""Steps in files, from which a killed server continues while devices keep trained state.
+
+A file begins with a description in msgpack and its length. The arrays follow, then a checksum. A
+damaged file, for example after a power loss, ends the log.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Self, TypeAlias
+
+import msgpack
+
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import GradientWanted, InputWanted, OutputReady
+
+Returned: TypeAlias = OutputReady | InputWanted | GradientWanted
+_KINDS: Final = (OutputReady, InputWanted, GradientWanted)
+_LENGTH: Final = struct.Struct("<Q")
+_CHECKSUM: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredStep:
+    """A completed step, with all that devices and the PS need to repeat it.
+
+    Attributes:
+        rate: learning rate of the step.
+        bounds: for each stage, the number of its first layer, and of its last layer plus one.
+        x, dy, scalars: what devices need; see `LoggedStep`.
+        returned: what devices returned during the passes, in the order in which the PS used it.
+        dx: gradients of the first stage's inputs, by micro-batch.
+        squares: sum of the squared elements of all gradients on devices.
+    """
+
+    rate: float
+    bounds: Sequence[tuple[int, int]]
+    x: Sequence[Mapping[int, StageArray]]
+    dy: Sequence[Mapping[int, StageArray]]
+    scalars: Sequence[StageArray]
+    returned: Sequence[Returned]
+    dx: Mapping[int, Any]
+    squares: float
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the number of micro-batches."""
+        return len(self.x[0])
+
+    def pack(self) -> Iterator[memoryview]:
+        """Yield the contents of a file with this step."""
+        arrays = [a for each in (*self.x, *self.dy) for a in each.values()] + [*self.scalars]
+        payloads = [a.payload for a in arrays] + [one.payload for one in self.returned]
+        parts = [_bytes(payload) for payload in (*payloads, *self.dx.values())]
+        described = {
+            "rate": self.rate,
+            "bounds": self.bounds,
+            "squares": self.squares,
+            "x": [[*each] for each in self.x],
+            "dy": [[*each] for each in self.dy],
+            "arrays": [[a.rows, a.columns, a.dtype] for a in arrays],
+            "returned": [_described(one) for one in self.returned],
+            "dx": [*self.dx],
+            "sizes": [part.nbytes for part in parts],
+        }
+        header, sum32 = msgpack.packb(described), 0
+        for part in (_LENGTH.pack(len(header)), header, *parts):
+            sum32 = zlib.crc32(part, sum32)
+            yield memoryview(part)
+        yield memoryview(_CHECKSUM.pack(sum32))
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Map a file with a step into memory. Return None if the file is missing or damaged."""
+        try:
+            with path.open("rb") as file:
+                return cls.mapped(file)
+        except FileNotFoundError:
+            return None
+
+    @classmethod
+    def mapped(cls, file: IO[bytes]) -> Self | None:
+        """Map an open file with a step into memory. Return None if it is damaged."""
+        if not file.seek(0, os.SEEK_END):
+            return None
+        held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        body, end = held[: -_CHECKSUM.size], held[-_CHECKSUM.size :]
+        if len(body) < _LENGTH.size or _CHECKSUM.pack(zlib.crc32(body)) != end:
+            return None
+        (length,) = _LENGTH.unpack_from(body)
+        begin = _LENGTH.size + length
+        said = msgpack.unpackb(body[_LENGTH.size : begin], strict_map_key=False)
+        payloads = iter(_cut(body[begin:], said["sizes"]))
+        arrays = iter(
+            [
+                StageArray(rows, columns, dtype, payload)
+                # `strict` would read one payload more
+                for (rows, columns, dtype), payload in zip(said["arrays"], payloads, strict=False)
+            ]
+        )
+        x, dy = (
+            [{batch: next(arrays) for batch in each} for each in said[key]] for key in ("x", "dy")
+        )
+        scalars = [*arrays]
+        returned = [
+            _returned(kind, stage, batch, next(payloads)) for kind, stage, batch in said["returned"]
+        ]
+        return cls(
+            rate=said["rate"],
+            bounds=[(first, stop) for first, stop in said["bounds"]],
+            x=x,
+            dy=dy,
+            scalars=scalars,
+            returned=returned,
+            dx=dict(zip(said["dx"], payloads, strict=True)),
+            squares=said["squares"],
+        )
+
+
+def _described(one: Returned) -> tuple[int, int, int]:
+    stage = 0 if isinstance(one, OutputReady) else one.stage
+    return _KINDS.index(type(one)), stage, one.batch
+
+
+def _returned(kind: int, stage: int, batch: int, payload: memoryview) -> Returned:
+    match kind:
+        case 0:
+            return OutputReady(batch, payload)
+        case 1:
+            return InputWanted(stage, batch, payload)
+        case _:
+            return GradientWanted(stage, batch, payload)
+
+
+def _cut(body: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+    first = 0
+    for size in sizes:
+        yield body[first : first + size]
+        first += size
+
+
+def _bytes(payload: Any) -> memoryview:
+    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
+    return memoryview(held).cast("B")
