@@ -35,8 +35,11 @@ from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precisi
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
 from cleave.training.loop.optimizer import Optimizer
+from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
+from cleave.training.stages.step_log import LogFolder
+from cleave.training.stages.stored_steps import StoredStep
 from cleave.training.tiles.offload import restore, send
 from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
@@ -225,18 +228,33 @@ class JobFleet:
         if self.staged is not None:
             self.staged.updated(parameter)
 
-    def keep_on_devices(self, optimizer: Optimizer, folder: Path) -> None:
+    def keep_on_devices(
+        self,
+        optimizer: Optimizer,
+        folder: LogFolder | Path,
+        updates: int,
+        stored: Sequence[StoredStep],
+        changing: Callable[[], None],
+    ) -> None:
         """Let devices keep the layers' weights and optimizer state, if `--state` says so.
 
-        `folder` is where the log of steps is.
-
-        Raises:
-            UsageError: if devices cannot update the layers.
+        See `StagedModel.keep_on_devices`.
         """
         if self._job.state != StateMode.SERVER.value:
             assert self.staged is not None
-            if_faster = self._job.state == StateMode.AUTO.value
-            self.staged.keep_on_devices(optimizer, folder, if_faster=if_faster)
+            self.staged.keep_on_devices(
+                optimizer,
+                folder,
+                if_faster=self._job.state == StateMode.AUTO.value,
+                updates=updates,
+                stored=stored,
+                changing=changing,
+            )
+
+    @property
+    def resident(self) -> ResidentState | None:
+        """Return the trained state that stays on devices; None if the PS has it."""
+        return self.staged.resident if self.staged is not None else None
 
     def sync(self) -> None:
         """Fetch weights and optimizer state that stay on devices. Do nothing if none do."""

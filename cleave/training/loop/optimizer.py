@@ -497,6 +497,11 @@ class Optimizer:
             for handle in handles:
                 handle.remove()
 
+    @staticmethod
+    def parameter_of(name: str) -> str:
+        """Return the parameter's name in the name of a tensor of `tensors`."""
+        return name.removeprefix(_STATE).partition(".")[2]
+
     def tensors(self) -> dict[str, Tensor]:
         """Return this server's optimizer state by tensor name; empty before the first update."""
         state = {}

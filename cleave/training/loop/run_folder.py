@@ -6,6 +6,7 @@ model/           the model's configuration and tokenizer, for exporting the trai
 checkpoints/     the latest checkpoints; see `cleave.training.loop.checkpoint`
 best/            with `--keep-best`, checkpoints with the lowest held-out loss
 journal/         with `--journal`, GEMM results since the latest checkpoint
+resident/        with `--state devices`, a checkpoint and all later steps; see `ResidentFiles`
 metrics.jsonl    one JSON object per line, appended during the run
 loss.png         the loss curve, drawn from metrics.jsonl
 lock             lock file that names the process using the folder
@@ -44,9 +45,13 @@ from cleave.training.loop.disk import cannot_write
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 JOURNAL = "journal"
+RESIDENT = "resident"
+LAYERS = f"{RESIDENT}/layers"
+REST = f"{RESIDENT}/rest"
+LOG = f"{RESIDENT}/log"
 DESCRIPTION = "model"
 # Subfolders to which a run writes. They must not be symbolic links.
-_OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
+_OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, RESIDENT, DESCRIPTION, "tensorboard", "wandb", "ray")
 
 _STEP = re.compile(r"step-(\d{6,})(\.replaced)?")  # name of a checkpoint
 _NO_LOCKS = (
@@ -389,6 +394,23 @@ def newest_first(folder: Path) -> list[Path]:
             "check that it is a folder you may read."
         ) from error
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
+
+
+def resumable_step(run: Path) -> int:
+    """Return the last step that a resumed run need not repeat, judged by the names of its files."""
+    rest = held_steps(run / REST)
+    complete = [step for step in held_steps(run / LAYERS) if step in rest]
+    last = max([*held_steps(run / CHECKPOINTS), *complete], default=None)
+    if last is None:
+        return 0
+    while log_file(run / LOG, last + 1).exists():
+        last += 1
+    return last
+
+
+def log_file(folder: Path, step: int) -> Path:
+    """Return the path of a step's file in the folder `LOG`."""
+    return folder / f"step-{step:06d}.log"
 
 
 def step_of(path: Path) -> int:

@@ -18,7 +18,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import check_compared
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
-from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder, held_steps
+from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, RunFolder, resumable_step
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class JobRequest:
 
     def restarts(self) -> bool:
         """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
-        unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
+        run = Path(self.resume)
+        unwritten = not any((*run.glob(f"{CHECKPOINTS}/*"), *run.glob(f"{LAYERS}/*")))
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
@@ -164,8 +165,8 @@ class JobRunner:
         return spec.model, spec.steps
 
     def resumes_after(self, run_folder: str) -> int:
-        """Return the step of the newest checkpoint in a run folder; 0 without checkpoints."""
-        return max(held_steps(Path(run_folder) / CHECKPOINTS), default=0)
+        """Return the last step in a run folder that is not repeated; 0 without checkpoints."""
+        return resumable_step(Path(run_folder))
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""

@@ -76,7 +76,8 @@ from cleave.training.loop.records import (
     TextRecord,
     to_dict,
 )
-from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder, held_steps
+from cleave.training.loop.resident_files import ResidentFiles, load_resident
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, LOG, RunFolder, held_steps
 from cleave.training.loop.state_files import StateFiles
 from cleave.training.loop.trackers import Trackers
 from cleave.training.lora.adapters import (
@@ -96,6 +97,8 @@ from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
 from cleave.training.stages.staged import NotByStages
+from cleave.training.stages.step_log import LogFolder
+from cleave.training.stages.stored_steps import StoredStep
 from cleave.training.tiles.offload import hold_weights, restore
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
 from cleave.workload.models.build import enable_checkpointing, load_model
@@ -169,7 +172,12 @@ def _train(
     accept_changes: bool,
 ) -> DoneRecord:
     damaged: list[DamagedCheckpointError] = []
-    checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
+    checkpoint = None
+    if resume:
+        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
+        resident = load_resident(run.path, damaged.append)
+        if resident and (checkpoint is None or resident.step > checkpoint.step):
+            checkpoint = resident
     check_alike(context.ranks, checkpoint, dataset)
     changed: list[str] = []
     if checkpoint is not None:
@@ -200,7 +208,7 @@ def _train(
     # Broadcast the weights: with different PyTorch versions, initial weights could differ.
     held = [parameter.detach() for parameter in model.parameters()]
     context.ranks.spread(held, [0] * len(held))
-    base = checkpoint.step if checkpoint else 0
+    base = checkpoint.step if checkpoint else None
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
@@ -209,7 +217,8 @@ def _train(
         elif resume:
             context.note("no checkpoint found: starting from the beginning")
         if resume:
-            trainer.wind_back(comparable=losses_comparable(checkpoint, job, changed))
+            comparable = losses_comparable(checkpoint, job, changed)
+            trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)
         trainer.write(lambda: run.write_config(job.to_dict()))
         anew = bool(changed) or (resume and not base)
         described = run.path, model, dataset.source, dataset.tokenizer
@@ -223,7 +232,7 @@ def _train(
 class Trainer:
     """The training loop of one run: steps, evaluations, checkpoints and records.
 
-    `base` is the step of the checkpoint from which the run resumes; 0 for a new run.
+    `base` is the step of the checkpoint from which the run resumes; None without a checkpoint.
     """
 
     def __init__(
@@ -234,7 +243,7 @@ class Trainer:
         dataset: Dataset,
         run: RunFolder,
         context: TrainContext,
-        base: int = 0,
+        base: int | None = None,
     ) -> None:
         self.step = 0
         self.context = context
@@ -269,7 +278,14 @@ class Trainer:
                 f"the norm of all gradients first; --clip 0 spares that, or --memory recompute "
                 f"where there is room for them (--state-dir makes some)"
             )
-        self.journal = _open_journal(job, run, context, base, self.patience)
+        self.journal = _open_journal(job, run, context, base or 0, self.patience)
+        on_devices = context.fleet is not None and job.state != StateMode.SERVER.value
+        self._resident: ResidentFiles | None = None
+        if on_devices and job.interval:
+            self._resident = ResidentFiles(run.path, base, context.note)
+        self._logged: list[StoredStep] = []  # steps that an earlier process did after `base`
+        self._done = 0  # number of steps of which the run folder has records
+        self._unjudged = 0  # the last of them, if its evaluation has no record
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
         self._auxiliary = auxiliary_weight(model)
@@ -314,6 +330,7 @@ class Trainer:
             seed=job.seed,
             separate=self._packed is not None,
         )
+        self._data = self.loader.state()  # after `step` steps
         self.optimizer = Optimizer(
             model,
             update_rule(job),
@@ -351,6 +368,8 @@ class Trainer:
             self.fleet.close()
         if self.journal is not None:
             self.journal.close()
+        if self._resident is not None:
+            self._resident.close()
         self.trackers.close()
 
     def run(self) -> DoneRecord:
@@ -359,7 +378,7 @@ class Trainer:
         job, note = self.job, self.context.note
         where = str(self.folder.path)
         if not self.ranks.rank:
-            self.context.report(StartRecord(self.step, job.steps, where))
+            self.context.report(StartRecord(max(self.step, self._done), job.steps, where))
             self.trackers = Trackers.open(job, self.folder, self.step, note)
             try:
                 self.compared = ComparedRun.of(job, note)
@@ -369,13 +388,18 @@ class Trainer:
             note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
             note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
-        began_s, first, resumed_after = time.perf_counter(), self._counters(), self.step
+        began_s, first = time.perf_counter(), self._counters()
+        resumed_after = max(self.step, self._done)
         first_loss = loss = math.nan
         tokens, deserted = 0, -1
         stopped = False
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
+                if self.step <= self._done:  # it only repeated this server's part of a logged step
+                    if self.step == self._unjudged:
+                        self._judge(self.evaluate())
+                    continue
                 self._report(record)
                 loss = record.loss
                 tokens += record.tokens
@@ -459,14 +483,19 @@ class Trainer:
         journal_before, update_before_s = self._journal_counters(), self.optimizer.update_s
         if self.journal is not None:
             self.journal.begin(self.step)
+        if self.fleet is not None and not self._began:
+            log = self._resident.log if self._resident is not None else self.folder.path
+            how = self.step, self._logged, self._state_changes
+            self.fleet.keep_on_devices(self.optimizer, log, *how)
+            self._keep_resident()
+        self._began = True
         rate, factor = self.schedule.rate(self.step), self._factor
-        data = self.loader.state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
             with self.fleet.counting_tasks() if self.fleet else nullcontext():
                 loss = self._update(rate, batches)
         except AbandonedError:
-            self.loader.restore(data)
+            self.loader.restore(self._data)
             self.optimizer.forget_gradients()
             raise
         except DivergedError as error:
@@ -475,7 +504,8 @@ class Trainer:
         spent = self.shared.counted((self._early or self._counters()) - before)
         if self.journal is not None:
             self.journal.end()
-        self.step += 1
+        self.step, self._data = self.step + 1, self.loader.state()
+        self._keep_resident()
         if self._factor < factor:
             self.context.note(
                 f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
@@ -525,15 +555,29 @@ class Trainer:
             part = self.shared.part(batches)
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
-            if not self._began:
-                self._began = True
-                fleet.keep_on_devices(self.optimizer, self.folder.path)
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches), self._updated)
             if not isinstance(loss, NotByStages):
                 return loss
             if self.optimizer.on_devices is not None:  # this server's weights are not current
                 raise FleetError(f"the step cannot be computed: {loss.reason}")
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
+
+    def _keep_resident(self) -> None:
+        """Write what a killed server needs to resume after this step, if devices have the state."""
+        files, state = self._resident, self.fleet.resident if self.fleet is not None else None
+        if files is None or state is None:
+            return
+        layers: dict[str, Tensor] = {}
+        rest: dict[str, Tensor] = {}
+        for name, tensor in self._tensors().items():
+            on_devices = Optimizer.parameter_of(name) in state.names
+            (layers if on_devices else rest)[name] = tensor
+        files.follow(self.step, state.position, state.under_way, (layers, rest), self._meta())
+
+    def _state_changes(self) -> None:
+        if self._resident is not None:
+            self._keep_resident()  # with `--state auto`, the devices have the state only now
+            self._resident.wait()
 
     def _updated(self, parameter: Tensor) -> None:
         """Send an updated parameter to devices if the next step follows without an evaluation."""
@@ -718,6 +762,8 @@ class Trainer:
         self._remove_old_best()
         if self.journal is not None:
             self.journal.covered(self.step)
+        if self._resident is not None:
+            self._resident.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
         """Write a checkpoint to the subfolder `name`. On rank 0, return its path.
@@ -744,13 +790,12 @@ class Trainer:
             )
 
     def _meta(self) -> dict[str, Any]:
-        loader = self.loader.state()
         return {
             "job": self.job.to_dict(),
             FROZEN: self._frozen,
             FINGERPRINTS: asdict(self.fingerprints),
-            "epoch": loader.epoch,
-            "position": loader.position,
+            "epoch": self._data.epoch,
+            "position": self._data.position,
             **({LOSS_SCALE: asdict(self.optimizer.scale)} if self.optimizer.scale else {}),
         }
 
@@ -828,25 +873,50 @@ class Trainer:
         if scale.updates if scale is not None else checkpoint.step:
             self.optimizer.load_tensors(checkpoint.tensors)
         if "text" not in changed:
-            self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
+            self._data = LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"])
+            self.loader.restore(self._data)
         self.step = self.saved = checkpoint.step
 
-    def wind_back(self, *, comparable: bool) -> None:
-        """Remove records and best checkpoints of steps after the current step.
+    def wind_back(self, *, comparable: bool, log: bool) -> None:
+        """Remove records and best checkpoints of steps that are done again.
 
-        `comparable`: whether to restore the lowest held-out loss from the remaining records.
+        Args:
+            comparable: whether to restore the lowest held-out loss from the remaining records.
+            log: whether logged steps have the same settings and inputs.
         """
+        self._find_logged(usable=log)
+        done = max(self.step, self._done)
         if not self.ranks.rank:
-            if lost := self.patience.insist(lambda: self.folder.rewind(self.step)):
-                several = f"steps {self.step + 1} to {lost} are" if lost > self.step + 1 else ""
+            if lost := self.patience.insist(lambda: self.folder.rewind(done)):
+                several = f"steps {done + 1} to {lost} are" if lost > done + 1 else ""
                 self.context.note(f"{several or f'step {lost} is'} repeated")
-            remove_checkpoints(self.folder.path / BEST, lambda best: best > self.step)
+            remove_checkpoints(self.folder.path / BEST, lambda best: best > done)
         self.ranks.agree(None)  # wait for rank 0
         if comparable:
-            self.heldout = HeldOut.of(self.folder.records(), self.step)
-            losses = losses_of(self.folder.records(), self.step)
+            self.heldout = HeldOut.of(self.folder.records(), done)
+            losses = losses_of(self.folder.records(), done)
             best = held_steps(self.folder.path / BEST)
             self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
+
+    def _find_logged(self, *, usable: bool) -> None:
+        """Find the steps that an earlier process logged after the checkpoint, and remove others."""
+        if self._resident is None or not usable:
+            if not self.ranks.rank:
+                LogFolder(self.folder.path / LOG).keep(range(0))
+            return
+        rates = map(self.schedule.rate, range(self.step, self.job.steps))
+        self._logged = self._resident.logged(self.step, rates)
+        if not self._logged:
+            return
+        last = self.step + len(self._logged)
+        self.context.note(
+            f"the steps until step {last} are in the log: devices rebuild their state from it"
+        )
+        # The process may have ended before it recorded the last step, or evaluated the model.
+        events = {r.get("event") for r in self.folder.records() if r.get("step") == last}
+        self._done = last if "step" in events else last - 1
+        if self._evaluates_after(self._done) and "eval" not in events:
+            self._unjudged = last
 
     def _share_weights(self) -> None:
         """If the servers shard the weights, free the weights that other servers own."""

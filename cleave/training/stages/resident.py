@@ -61,6 +61,7 @@ class ResidentState:
         folder: where the log is; see `StepLog`.
         updates: number of steps that the run has done before.
         stored: steps after those that an earlier process has logged, which are repeated first.
+        changing: called before the snapshot, or the rest of the model, changes.
         now_s: the time in seconds.
         note: called with messages for the user.
 
@@ -85,6 +86,7 @@ class ResidentState:
         *,
         updates: int = 0,
         stored: Sequence[StoredStep] = (),
+        changing: Callable[[], None] = lambda: None,
     ) -> None:
         self._work = work
         self._optimizer = optimizer
@@ -92,6 +94,7 @@ class ResidentState:
         self.position = updates
         self.under_way: int | None = None
         self._stored = deque(stored)
+        self.changing = changing
         self.interval = _FIRST_INTERVAL
         self.losses = 0
         self._began_s = now_s
@@ -199,6 +202,7 @@ class ResidentState:
 
         No step may be running, because devices may be receiving the old snapshot.
         """
+        self.changing()
         rows: dict[StageArray, dict[int, Any]] = {}
         for (array, first), payload in snapshot.state.items():
             rows.setdefault(array, {})[first] = payload

@@ -157,8 +157,7 @@ class StagedModel:
         self.work = work
         self.runtime = runtime
         self.resident: ResidentState | None = None
-        # Arguments of `keep_on_devices`, if a forecast will decide.
-        self._offered: tuple[Optimizer, LogFolder | Path | None, int] | None = None
+        self._offered: Callable[[], None] | None = None  # if a forecast will decide
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
         self._updates = False  # whether devices may do the update of this step
@@ -307,6 +306,7 @@ class StagedModel:
         if_faster: bool = False,
         updates: int = 0,
         stored: Sequence[StoredStep] = (),
+        changing: Callable[[], None] = lambda: None,
     ) -> None:
         """Let devices keep and update the weights and optimizer state of the layers.
 
@@ -321,6 +321,7 @@ class StagedModel:
             updates: number of steps that the run has done before.
             stored: further steps, which an earlier process has logged. The next steps repeat them
                 on this server, and the devices repeat them before the step that follows.
+            changing: called before the model or the optimizer state on this server changes.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -331,11 +332,24 @@ class StagedModel:
                 "--state server"
             )
         if if_faster and not stored:
-            self._offered = optimizer, folder, updates
+            self._offered = partial(
+                self.keep_on_devices,
+                optimizer,
+                folder,
+                planner=planner,
+                updates=updates,
+                changing=changing,
+            )
             return
-        now_s = self.runtime.now()
         self.resident = state = ResidentState(
-            self.work, optimizer, folder, now_s, self._say, updates=updates, stored=stored
+            self.work,
+            optimizer,
+            folder,
+            self.runtime.now(),
+            self._say,
+            updates=updates,
+            stored=stored,
+            changing=changing,
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
         self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for
@@ -354,8 +368,7 @@ class StagedModel:
         on_devices, why = choose_state(Forecast(Method.STAGES, plan.step_s), there)
         try:
             if on_devices:
-                optimizer, folder, updates = offered
-                self.keep_on_devices(optimizer, folder, updates=updates)
+                offered()
         except UsageError as error:
             on_devices, why = False, f"{ON_SERVER}: {error}"
         self._say(why)
@@ -423,6 +436,7 @@ class StagedModel:
         """Let devices do the optimizer step, and add the step to the log."""
         assert self.resident is not None
         assert self._step_work is not None
+        self.resident.changing()
         if self._repeats is not None:
             self.resident.repeated(self._step_work)
             self._repeats, self._log_plan = None, self._step_plan

@@ -15,6 +15,7 @@ from typing import Final
 
 from cleave.files import make_folder, own_folder, write_all, write_atomically
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
+from cleave.training.loop.run_folder import log_file
 from cleave.training.stages.stored_steps import StoredStep
 
 _NAME: Final = re.compile(r"step-(\d{6,})\.log")
@@ -56,7 +57,7 @@ class LogFolder:
                 self._of(number).unlink(missing_ok=True)
 
     def _of(self, number: int) -> Path:
-        return self.path / f"step-{number:06d}.log"
+        return log_file(self.path, number)
 
 
 class StepLog:
