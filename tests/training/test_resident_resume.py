@@ -124,9 +124,9 @@ def test_no_step_is_lost_or_repeated(
     plain = losses(replace(job, method="local", state="server"), RunFolder(tmp_path / "plain"))
     where, name = FUNCTIONS[function]
     killer = Killer(at, after=after)
-    with mock.patch.object(where, name, killer.wrapped(getattr(where, name))):
-        with contextlib.suppress(KilledError):
-            run(job, folder)
+    killing = mock.patch.object(where, name, killer.wrapped(getattr(where, name)))
+    with killing, contextlib.suppress(KilledError):
+        run(job, folder)
     before = recorded(folder, "step")
     reached = resumable_step(folder.path)
     seen = [] if any("steps" in each for each in folder.records()) else run(job, folder)
@@ -144,9 +144,9 @@ def test_no_step_is_lost_or_repeated(
 def killed(job: JobSpec, folder: RunFolder, at: int) -> None:
     """Kill a run after a step is in the log, and before it is recorded."""
     killer = Killer(at, after=True)
-    with mock.patch.object(LogFolder, "write", killer.wrapped(LogFolder.write)):
-        with pytest.raises(KilledError):
-            run(job, folder)
+    killing = mock.patch.object(LogFolder, "write", killer.wrapped(LogFolder.write))
+    with killing, pytest.raises(KilledError):
+        run(job, folder)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def killed(job: JobSpec, folder: RunFolder, at: int) -> None:
 def test_the_log_is_used_only_if_the_run_goes_on_as_before(
     tmp_path: Path, corpus_file: Path, change: dict[str, Any]
 ) -> None:
-    """With other settings, the run goes on from the snapshot. Old steps are never used later."""
+    """With other settings, it resumes from the snapshot. Old steps are never used later."""
     first = job_of(corpus_file, checkpoint_every=20, schedule="constant")
     folder = RunFolder(tmp_path)
     killed(first, folder, 6)

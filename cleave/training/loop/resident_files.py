@@ -27,6 +27,7 @@ from cleave.training.loop.checkpoint import (
     remove_checkpoints,
     save_checkpoint,
 )
+from cleave.training.loop.finite import first_not_finite
 from cleave.training.loop.run_folder import LAYERS, LOG, REST, held_steps, newest_first, step_of
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import StoredStep
@@ -89,6 +90,8 @@ class ResidentFiles:
         def write() -> None:
             if name == LAYERS and step not in held_steps(self._run / REST):
                 return  # the disk was full
+            if bad := first_not_finite(tensors):
+                raise CleaveError(f"{bad!r} is not finite")
             folder = self._run / name
             save_checkpoint(folder, step=step, tensors=tensors, meta=meta, keep=_ALL)
             if name == LAYERS:
