@@ -42,7 +42,7 @@ MAY = {  # who else may call what, and why
     "cleave/training/loop/run_folder.py": {"savefig"},  # into memory
     "cleave/training/loop/journal.py": {"rename"},  # of what is no journal, to a name that is free
     # A map needs a file; it is made under a name that nothing has, and deleted.
-    "cleave/training/loop/state_files.py": {"NamedTemporaryFile"},
+    "cleave/training/loop/state_files.py": {"NamedTemporaryFile", "TemporaryFile", "truncate"},
     "cleave/training/stages/step_log.py": {"TemporaryFile"},
     # SQLite opens its files itself, after `open_to_change` looked at the database.
     "cleave/server/store/store.py": {"connect"},

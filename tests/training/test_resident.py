@@ -28,8 +28,8 @@ from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages import step_log
 from cleave.training.stages.audits import Auditor
+from cleave.training.stages.resident import StateStorage
 from cleave.training.stages.step_log import LogFolder
-from cleave.training.stages.stored_steps import StoredStep
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
@@ -57,16 +57,14 @@ class Run:
         rule: UpdateRule = ADAMW,
         clip: float = 1.0,
         dtype: DType = DType.FP32,
-        folder: LogFolder | Path | None = None,
-        files: StateFiles | None = None,
-        stored: Sequence[StoredStep] = (),
         **settings: Any,
     ) -> None:
         self.model = model
-        self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False, files=files)
+        kept = {key: settings.pop(key) for key in ("log", "files", "stored") if key in settings}
+        self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
         self.staged.keep_on_devices(
-            self.optimizer, folder, planner=EvenStages(loss=False), stored=stored
+            self.optimizer, StateStorage(**kept), planner=EvenStages(loss=False)
         )
 
     def step(self, ids: Tensor) -> float:
@@ -201,7 +199,7 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
     plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, folder=tmp_path)
+        run = Run(model, fleet, log=tmp_path)
         lost = losing(fleet.runtime, after)
         mine = []
         for number, ids in enumerate(given):
@@ -410,10 +408,10 @@ def test_a_restarted_server_repeats_no_pass_before_the_next_step(
     expected = plain_losses(copy.deepcopy(model), given)
     begun = copy.deepcopy(model)
     with emulated(3, seed=1) as fleet:
-        run = Run(model, fleet, folder=folder)
+        run = Run(model, fleet, log=folder)
         before = [run.step(ids) for ids in given[:5]]
     with emulated(devices, seed=2) as fleet:
-        run = Run(begun, fleet, folder=folder, stored=folder.after(0))
+        run = Run(begun, fleet, log=folder, stored=folder.after(0))
         again = [run.step(ids) for ids in given[:5]]
         assert fleet.counters().traffic.down.activations == 0
         after = [run.step(ids) for ids in given[5:]]
@@ -427,7 +425,7 @@ def test_a_restarted_server_repeats_no_pass_before_the_next_step(
 def test_a_damaged_file_ends_the_log(tmp_path: Path, damage: bytes | None) -> None:
     folder, given = LogFolder(tmp_path), batches(4)
     with emulated(2, seed=1) as fleet:
-        run = Run(small_model("opt"), fleet, folder=folder)
+        run = Run(small_model("opt"), fleet, log=folder)
         for ids in given:
             run.step(ids)
     path = tmp_path / "step-000003.log"
@@ -453,7 +451,7 @@ def test_a_full_disk_keeps_the_log_in_memory(
     monkeypatch.setattr(step_log, "write_all", full)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, folder=tmp_path, note=print)
+        run = Run(model, fleet, log=tmp_path, note=print)
         lost = losing(fleet.runtime, 150)
         mine = [run.step(ids) for ids in given]
         run.staged.sync()

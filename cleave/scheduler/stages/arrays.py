@@ -58,16 +58,17 @@ class Divisible(Protocol):
 def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
     if isinstance(payload, Divisible):
         return payload.part(first, stop)
-    return _packed(payload)[first:stop]
+    return packed(payload)[first:stop]
 
 
 def joined(payloads: Sequence[Any]) -> Any:
     """Return the concatenation of payloads, in order."""
     if isinstance(payloads[0], Divisible):
         return payloads[0].followed_by(payloads[1:])
-    return b"".join(_packed(payload) for payload in payloads)
+    return b"".join(packed(payload) for payload in payloads)
 
 
-def _packed(payload: Any) -> memoryview:
+def packed(payload: Any) -> memoryview:
+    """Return a payload's bytes."""
     held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
     return memoryview(held).cast("B")

@@ -33,6 +33,7 @@ class SnapshotRun:
         self._stores = {store.device: store for store in holders.values()}
         self._requests: dict[int, StageRequest] = {}
         assert work.resident is not None
+        self._keep = work.resident.keep
         for number, store in holders.items():
             plan = work.planned[number]
             request = self._requests.setdefault(
@@ -64,7 +65,7 @@ class SnapshotRun:
         """Record a piece. Request the next one if the device has nothing else to do."""
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
-        request.found[order.name] = payload
+        request.found[order.name] = self._keep(payload)
         store.answered(run)
         store.end_of_piece(request, order.name[0])
         out = store.take()

@@ -145,6 +145,8 @@ class StageStep:
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
         """Record an array that a device returned in answer to an order."""
+        if order.request.kind is RequestKind.STATE and self.work.resident is not None:
+            payload = self.work.resident.keep(payload)
         order.request.found[order.name] = payload
         values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
         usual = order.request.kind.is_pass or order.request.kind is RequestKind.SUMS

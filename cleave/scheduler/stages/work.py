@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -179,6 +179,7 @@ class Resident:
         log: all steps since the snapshot, oldest first.
         position: number of all updates before the snapshot; see `Snapshot`.
         fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
+        keep: stores a part of a new snapshot, and returns what stands for it in `Snapshot.state`.
         arrays: the weights and moments of all parameters.
     """
 
@@ -188,6 +189,7 @@ class Resident:
     log: Sequence[LoggedStep] = ()
     position: int = 0
     fetches: bool = False
+    keep: Callable[[Any], Any] = lambda payload: payload
     arrays: frozenset[StageArray] = field(init=False)
 
     def __post_init__(self) -> None:

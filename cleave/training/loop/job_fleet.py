@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -35,11 +34,9 @@ from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precisi
 from cleave.training.loop.journal import Journal, JournaledFleet
 from cleave.training.loop.methods import TilesForecaster, choose_without_stages, tile_gemms
 from cleave.training.loop.optimizer import Optimizer
-from cleave.training.stages.resident import ResidentState
+from cleave.training.stages.resident import ResidentState, StateStorage
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
-from cleave.training.stages.step_log import LogFolder
-from cleave.training.stages.stored_steps import StoredStep
 from cleave.training.tiles.offload import restore, send
 from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
@@ -228,28 +225,15 @@ class JobFleet:
         if self.staged is not None:
             self.staged.updated(parameter)
 
-    def keep_on_devices(
-        self,
-        optimizer: Optimizer,
-        folder: LogFolder | Path,
-        updates: int,
-        stored: Sequence[StoredStep],
-        changing: Callable[[], None],
-    ) -> None:
+    def keep_on_devices(self, optimizer: Optimizer, storage: StateStorage) -> None:
         """Let devices keep the layers' weights and optimizer state, if `--state` says so.
 
         See `StagedModel.keep_on_devices`.
         """
         if self._job.state != StateMode.SERVER.value:
             assert self.staged is not None
-            self.staged.keep_on_devices(
-                optimizer,
-                folder,
-                if_faster=self._job.state == StateMode.AUTO.value,
-                updates=updates,
-                stored=stored,
-                changing=changing,
-            )
+            if_faster = self._job.state == StateMode.AUTO.value
+            self.staged.keep_on_devices(optimizer, storage, if_faster=if_faster)
 
     @property
     def resident(self) -> ResidentState | None:

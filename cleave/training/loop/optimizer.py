@@ -368,10 +368,10 @@ class Optimizer:
             )
         self.update_s += time.perf_counter() - began_s
 
-    def hand_over(self, name: str) -> tuple[int, list[Tensor]]:
+    def hand_over(self, name: str, files: StateFiles | None = None) -> tuple[int, list[Tensor]]:
         """Prepare a parameter that devices will update, with AdamW or SGD.
 
-        With `files`, the parameter and its moments are moved to files.
+        With `files`, the parameter and its moments are moved there.
 
         Returns:
             The number of updates, which is 0 with SGD, and the moments, which begin with zeros.
@@ -385,10 +385,10 @@ class Optimizer:
         for key in keys:
             if state.get(key) is None:
                 state[key] = torch.zeros_like(parameter)
-        if self._files is not None:
-            self._files.move(state)
+        if files is not None:
+            files.move(state)
             moved: dict[str, Any] = {name: parameter.data}
-            self._files.move(moved)
+            files.move(moved)
             parameter.data = moved[name]
         return int(state.get("step", 0)), [state[key] for key in keys]
 

@@ -6,8 +6,11 @@ optimizer accesses them. Training results are unchanged.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cleave.files import writable_folder, write_all
+from cleave.scheduler.stages.arrays import packed
 from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write
 
@@ -33,6 +37,10 @@ class StateFiles:
         check_folder(folder)
         self._folder = folder
         self._patience = patience
+
+    def pieces(self) -> PieceFile:
+        """Return a new file for payloads."""
+        return PieceFile(self._folder)
 
     def move(self, state: dict[str, Any]) -> None:
         """Replace the large tensors of a parameter's optimizer state with memory-mapped copies.
@@ -62,6 +70,58 @@ class StateFiles:
         except OSError as error:
             raise cannot_write(self._folder, error) from error
         return mapped.view(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes in a `PieceFile`. This is a `Packable`."""
+
+    file: PieceFile
+    first: int
+    nbytes: int
+
+    def pack(self) -> memoryview:
+        """Return the bytes."""
+        return self.file.read(self.first, self.nbytes)
+
+
+class PieceFile:
+    """A temporary file for payloads that are soon used once, but are too large for memory.
+
+    Raises:
+        CleaveError: if the file cannot be created.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        check_folder(folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open for long
+        self._lock = threading.Lock()  # one thread writes, and another one reads
+
+    def keep(self, payload: Any) -> Any:
+        """Write a payload to the file, and return it as it is in the file.
+
+        A payload that cannot be written, for example because the disk is full, stays in memory.
+        """
+        held = packed(payload)
+        with self._lock:
+            first = self._file.seek(0, os.SEEK_END)
+            try:
+                write_all(self._file, held)
+                self._file.flush()
+            except OSError:
+                return payload
+        return _Piece(self, first, held.nbytes)
+
+    def read(self, first: int, nbytes: int) -> memoryview:
+        """Return bytes from the file."""
+        with self._lock:
+            self._file.seek(first)
+            return memoryview(self._file.read(nbytes))
+
+    def clear(self) -> None:
+        """Remove all payloads, because none is needed any more."""
+        with self._lock:
+            self._file.truncate(0)
 
 
 def is_mapped(tensor: Tensor) -> bool:

@@ -77,7 +77,15 @@ from cleave.training.loop.records import (
     to_dict,
 )
 from cleave.training.loop.resident_files import ResidentFiles, load_resident
-from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, LOG, RunFolder, held_steps
+from cleave.training.loop.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    JOURNAL,
+    LOG,
+    RESIDENT,
+    RunFolder,
+    held_steps,
+)
 from cleave.training.loop.state_files import StateFiles
 from cleave.training.loop.trackers import Trackers
 from cleave.training.lora.adapters import (
@@ -96,6 +104,7 @@ from cleave.training.results.trained import in_training
 from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
+from cleave.training.stages.resident import StateStorage
 from cleave.training.stages.staged import NotByStages
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import StoredStep
@@ -256,6 +265,7 @@ class Trainer:
             )
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
+        tight = memory is not MemoryMode.PLAIN
         sharded = MemoryMode.SHARDED.value
         # If one server needs sharded weights, all servers shard the weights.
         if sharded in self.ranks.agree(memory.value):
@@ -331,12 +341,17 @@ class Trainer:
             separate=self._packed is not None,
         )
         self._data = self.loader.state()  # after `step` steps
+        files = self._state_files()
+        # For the weights and optimizer state of layers that devices train.
+        self._files_on_devices = files
+        if on_devices and tight and files is None:
+            self._files_on_devices = StateFiles(run.path / RESIDENT, self.patience)
         self.optimizer = Optimizer(
             model,
             update_rule(job),
             clip=job.clip,
             in_backward=in_backward,
-            files=self._state_files(),
+            files=files,
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
             ranks=self.ranks,
             weights=self.weights,
@@ -485,8 +500,9 @@ class Trainer:
             self.journal.begin(self.step)
         if self.fleet is not None and not self._began:
             log = self._resident.log if self._resident is not None else self.folder.path
-            how = self.step, self._logged, self._state_changes
-            self.fleet.keep_on_devices(self.optimizer, log, *how)
+            files = self._files_on_devices
+            storage = StateStorage(log, files, self.step, self._logged, self._state_changes)
+            self.fleet.keep_on_devices(self.optimizer, storage)
             self._keep_resident()
         self._began = True
         rate, factor = self.schedule.rate(self.step), self._factor

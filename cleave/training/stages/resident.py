@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cleave import arrays
@@ -26,12 +25,13 @@ from cleave.graphs.optimizer_graphs import (
     sgd_scalars,
     squares_graph,
 )
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
 from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
+from cleave.training.loop.state_files import StateFiles
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.step_log import LogFolder, StepLog
 from cleave.training.stages.stored_steps import StoredStep
@@ -52,16 +52,33 @@ class _Group:
     updates: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """Where the PS keeps the snapshot and the log, and with which steps they begin.
+
+    Attributes:
+        log: where the log is; see `StepLog`.
+        files: keeps the snapshot, and a new one that devices return, in files; None to keep them in
+            memory.
+        updates: number of steps that the run has done before.
+        stored: further steps, which an earlier process has logged. The PS repeats its own part of
+            them, and the devices repeat theirs before the step that follows.
+        changing: called before the snapshot, or the rest of the model, changes.
+    """
+
+    log: LogFolder | Path | None = None
+    files: StateFiles | None = None
+    updates: int = 0
+    stored: Sequence[StoredStep] = ()
+    changing: Callable[[], None] = lambda: None
+
+
 class ResidentState:
     """The trained state of a model's layers on devices: its snapshot, and the log since then.
 
     Args:
         work: the model's layers, whose parameters are from now on those on devices.
         optimizer: the optimizer whose steps the devices do.
-        folder: where the log is; see `StepLog`.
-        updates: number of steps that the run has done before.
-        stored: steps after those that an earlier process has logged, which are repeated first.
-        changing: called before the snapshot, or the rest of the model, changes.
         now_s: the time in seconds.
         note: called with messages for the user.
 
@@ -80,21 +97,19 @@ class ResidentState:
         self,
         work: ModelWork,
         optimizer: Optimizer,
-        folder: LogFolder | Path | None,
+        storage: StateStorage,
         now_s: float,
         note: Callable[[str], None],
-        *,
-        updates: int = 0,
-        stored: Sequence[StoredStep] = (),
-        changing: Callable[[], None] = lambda: None,
     ) -> None:
         self._work = work
         self._optimizer = optimizer
-        self.log = StepLog(folder, note)
-        self.position = updates
+        self.log = StepLog(storage.log, note)
+        self.position = storage.updates
         self.under_way: int | None = None
-        self._stored = deque(stored)
-        self.changing = changing
+        self._stored = deque(storage.stored)
+        self.changing = storage.changing
+        self._files = storage.files
+        self._pieces = storage.files.pieces() if storage.files is not None else None
         self.interval = _FIRST_INTERVAL
         self.losses = 0
         self._began_s = now_s
@@ -121,6 +136,8 @@ class ResidentState:
             work.graph(update),
             work.graph(squares_graph()),
         )
+        if self._pieces is not None:
+            self._resident = replace(self._resident, keep=self._pieces.keep)
 
     @property
     def names(self) -> set[str]:
@@ -208,10 +225,14 @@ class ResidentState:
             rows.setdefault(array, {})[first] = payload
         assert rows.keys() == self._tensors.keys()
         for array, parts in rows.items():
-            values = np.concatenate([np.frombuffer(parts[n], np.float32) for n in sorted(parts)])
-            tensor = self._tensors[array]
-            with torch.no_grad():
-                tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
+            values, done = self._tensors[array].detach().reshape(-1).numpy(), 0
+            for _, payload in sorted(parts.items()):
+                part = np.frombuffer(packed(payload), np.float32)
+                values[done : done + part.size] = part
+                done += part.size
+            assert done == values.size
+        if self._pieces is not None:
+            self._pieces.clear()
         steps = snapshot.position - self.position
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
@@ -221,7 +242,7 @@ class ResidentState:
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]
-        updates, moments = self._optimizer.hand_over(name)
+        updates, moments = self._optimizer.hand_over(name, self._files)
         group = _Group(self._optimizer.rule.decay_of(tensor), updates)
         if group not in self._groups:
             self._groups.append(group)

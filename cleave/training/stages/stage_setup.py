@@ -19,7 +19,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
-from cleave.planner.plan import Method
+from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.job import FallbackMode, JobSpec, Packing
@@ -66,6 +66,7 @@ def staged_model(
     making = partial(
         _late_slices, plainly, model.train(), job.seq, GraphCache.of_user(),
         packed=packed, progress=lambda what: note(f"making {what}"),
+        with_loss=job.state != StateMode.DEVICES.value,  # where the PS computes the loss
     )  # fmt: skip
     try:
         graphs = making()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -48,10 +47,9 @@ from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
-from cleave.training.stages.resident import ResidentState
+from cleave.training.stages.resident import ResidentState, StateStorage
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import Returned, StoredStep
 from cleave.training.stages.suspicion import examined
 
@@ -300,13 +298,10 @@ class StagedModel:
     def keep_on_devices(
         self,
         optimizer: Optimizer,
-        folder: LogFolder | Path | None = None,
+        storage: StateStorage | None = None,
         *,
         planner: StagePlanner = plan_resident,
         if_faster: bool = False,
-        updates: int = 0,
-        stored: Sequence[StoredStep] = (),
-        changing: Callable[[], None] = lambda: None,
     ) -> None:
         """Let devices keep and update the weights and optimizer state of the layers.
 
@@ -314,14 +309,10 @@ class StagedModel:
         anything else uses the weights or the optimizer state, call `sync`.
 
         Args:
-            folder: where the log of steps is; see `StepLog`.
+            storage: where the PS keeps the snapshot and the log; None for memory.
             planner: plans the stages from now on.
             if_faster: whether to do so only if the next step, with the devices that are then
-                connected, is predicted to be faster. It does not matter if steps are `stored`.
-            updates: number of steps that the run has done before.
-            stored: further steps, which an earlier process has logged. The next steps repeat them
-                on this server, and the devices repeat them before the step that follows.
-            changing: called before the model or the optimizer state on this server changes.
+                connected, is predicted to be faster, or if the storage has steps.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -331,25 +322,12 @@ class StagedModel:
                 "devices cannot keep the layers' state if a server on Ray trains the model; use "
                 "--state server"
             )
-        if if_faster and not stored:
-            self._offered = partial(
-                self.keep_on_devices,
-                optimizer,
-                folder,
-                planner=planner,
-                updates=updates,
-                changing=changing,
-            )
+        storage = storage or StateStorage()
+        if if_faster and not storage.stored:
+            self._offered = partial(self.keep_on_devices, optimizer, storage, planner=planner)
             return
         self.resident = state = ResidentState(
-            self.work,
-            optimizer,
-            folder,
-            self.runtime.now(),
-            self._say,
-            updates=updates,
-            stored=stored,
-            changing=changing,
+            self.work, optimizer, storage, self.runtime.now(), self._say
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
         self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for

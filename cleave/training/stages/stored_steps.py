@@ -17,7 +17,7 @@ from typing import IO, Any, Final, Self, TypeAlias
 
 import msgpack
 
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import GradientWanted, InputWanted, OutputReady
 
 Returned: TypeAlias = OutputReady | InputWanted | GradientWanted
@@ -57,7 +57,7 @@ class StoredStep:
         """Yield the contents of a file with this step."""
         arrays = [a for each in (*self.x, *self.dy) for a in each.values()] + [*self.scalars]
         payloads = [a.payload for a in arrays] + [one.payload for one in self.returned]
-        parts = [_bytes(payload) for payload in (*payloads, *self.dx.values())]
+        parts = [packed(payload) for payload in (*payloads, *self.dx.values())]
         described = {
             "rate": self.rate,
             "bounds": self.bounds,
@@ -143,8 +143,3 @@ def _cut(body: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
     for size in sizes:
         yield body[first : first + size]
         first += size
-
-
-def _bytes(payload: Any) -> memoryview:
-    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
-    return memoryview(held).cast("B")
