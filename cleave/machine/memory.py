@@ -5,12 +5,20 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 IDLE_BYTES: Final = 2 * 2**20  # a device that stores less, and has no runs, is between two steps
+
+
+def return_free_memory() -> None:
+    """Return all free memory to the kernel, if the allocator is glibc's."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def hold_strips_well() -> Callable[[], None]:
@@ -21,17 +29,12 @@ def hold_strips_well() -> Callable[[], None]:
     its memory use.
 
     Returns:
-        A function that returns all free memory to the kernel. Call it when the device is idle.
-        Without glibc, the function does nothing.
+        `return_free_memory`. Call it when the device is idle.
     """
-    if not sys.platform.startswith("linux"):
-        return lambda: None
-    try:
-        libc = ctypes.CDLL(None)
-        mallopt, malloc_trim = libc.mallopt, libc.malloc_trim
-    except (OSError, AttributeError):  # not glibc
-        return lambda: None
-    mallopt(_M_ARENA_MAX, 1)
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, 8 * _LARGEST_MMAP_THRESHOLD)
-    return lambda: malloc_trim(0)
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # not glibc
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_ARENA_MAX, 1)
+            mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+            mallopt(_M_TRIM_THRESHOLD, 8 * _LARGEST_MMAP_THRESHOLD)
+    return return_free_memory

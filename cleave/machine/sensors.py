@@ -90,36 +90,45 @@ def _cpu_name(root: Path) -> str:
     return platform.processor()
 
 
-# Limit and use of a container's memory on Linux, with version 2 and version 1 of control groups.
-_CONTAINER_MEMORY: Final = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit and the use, in bytes, of each control group that limits this process.
+
+    A service or a container has such a limit on Linux. In a container, the path of its group may be
+    that of the host, and the group is then at the root.
+    """
+    groups = root / "sys/fs/cgroup"
+    for line in (read_file(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        first = groups / "memory" if controllers else groups
+        names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+        for folder in dict.fromkeys((first / path.strip("/"), first)):
+            most, now = (read_file(folder / f"memory.{name}") or "" for name in names)
+            if most.isdecimal() and now.isdecimal():
+                yield int(most), int(now)
 
 
-def total_memory_bytes() -> int | None:
-    """Return the machine's total memory in bytes; None if unknown."""
+def total_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory of the machine, or of this process's control group; None if unknown."""
+    found = [most for most, _ in _memory_groups(root)]
     with suppress(ImportError):
         import psutil
 
-        return int(psutil.virtual_memory().total)
+        return min([int(psutil.virtual_memory().total), *found])
     with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *found])
     return None
 
 
-def available_memory_bytes() -> int | None:
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory that a new process can use, in bytes; None if unknown."""
     try:
         import psutil
     except ImportError:
         return None
-    found = [int(psutil.virtual_memory().available)]
-    for limit, used in _CONTAINER_MEMORY:
-        most, now = (read_file(Path("/sys/fs/cgroup") / name) or "" for name in (limit, used))
-        if most.isdecimal() and now.isdecimal():
-            found.append(max(0, int(most) - int(now)))
-    return min(found)
+    rest = (max(0, most - now) for most, now in _memory_groups(root))
+    return min([int(psutil.virtual_memory().available), *rest])
 
 
 def _has_battery(root: Path) -> bool | None:

@@ -19,7 +19,7 @@ from cleave.device.host.owner import (
     this_machine,
 )
 from cleave.device.host.policy import Condition, Observation, Policy
-from cleave.machine.sensors import total_memory_bytes
+from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
 NOW_S = 1_800_000_000.0
 
@@ -224,6 +224,30 @@ def test_this_machine_can_be_asked() -> None:
     seen = observe(this_machine(), everything)
     assert seen.idle_s is None or seen.idle_s >= 0
     assert (total_memory_bytes() or 0) > 10**8
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("0::/cleave.service", {"cleave.service/memory.max": 900,
+         "cleave.service/memory.current": 300}),
+        ("0::/on/the/host", {"memory.max": 900, "memory.current": 300}),
+        ("4:cpu,memory:/x", {"memory/x/memory.limit_in_bytes": 900,
+         "memory/x/memory.usage_in_bytes": 300}),
+        ("3:cpu:/x\n0::/", {"memory.max": "max", "memory.current": 300}),
+    ],
+)  # fmt: skip
+def test_a_control_group_limits_the_memory(
+    tmp_path: Path, line: str, files: dict[str, object]
+) -> None:
+    groups = {f"sys/fs/cgroup/{name}": value for name, value in files.items()}
+    for name, value in {"proc/self/cgroup": line, **groups}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    limited = "max" not in files.values()
+    assert (total_memory_bytes(tmp_path) == 900) is limited
+    assert (available_memory_bytes(tmp_path) == 600) is limited
 
 
 def test_commands_that_fail_or_are_not_there_answer_nothing() -> None:

@@ -98,13 +98,16 @@ def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float
 
 
 def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[PlannedStage]]:
-    """Return the best division of all layers among the first n devices, for each possible n."""
+    """Return the best division of all layers among the first n devices, for each possible n.
+
+    Devices with too little memory for a layer have none.
+    """
     count = len(model.layers)
     # For the layers before `stop`: the seconds per token of the slowest stage, and the stages.
     best: dict[int, tuple[float, list[PlannedStage]]] = {0: (0.0, [])}
-    found = []
+    found: list[list[PlannedStage]] = []
     for device in devices:
-        reached: dict[int, tuple[float, list[PlannedStage]]] = {}
+        reached = dict(best)  # without the device
         for first, (slowest_s, stages) in best.items():
             for stop in range(first + 1, count + 1):
                 stage = PlannedStage(first, stop, (device.device,))
@@ -117,7 +120,7 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
                 if stop not in reached or step_s < reached[stop][0]:
                     reached[stop] = step_s, [*stages, stage]
         best = reached
-        if count in best:
+        if count in best and best[count][1] not in found:
             found.append(best[count][1])
     return found
 

@@ -25,6 +25,7 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
+from cleave.machine.memory import return_free_memory
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute
@@ -101,6 +102,7 @@ class JobFleet:
         self._looks = method is Method.AUTO and not by_tiles
         if method is Method.STAGES:  # export the graphs before `send` changes the linear layers
             self.staged = self._new_staged()
+            return_free_memory()
         # In a step by stages, layers without a graph run on the PS, and their GEMMs may use tiles.
         mixed = self.staged is not None and bool(self.staged.passes.runs)
         if mixed or method in (Method.TILES, Method.AUTO):

@@ -10,15 +10,17 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cleave.files import writable_folder, write_all
+from cleave.machine.memory import return_free_memory
 from cleave.scheduler.stages.arrays import packed
 from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write
@@ -52,6 +54,16 @@ class StateFiles:
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
                 continue
             state[key] = self._patience.insist(partial(self._mapped, value))
+
+    def move_parameters(self, modules: Iterable[nn.Module]) -> None:
+        """Move the trained parameters of modules to files, before anything else needs memory."""
+        for module in modules:
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    moved: dict[str, Any] = {"": parameter.data}
+                    self.move(moved)
+                    parameter.data = moved[""]
+        return_free_memory()
 
     def _mapped(self, tensor: Tensor) -> Tensor:
         try:

@@ -19,6 +19,7 @@ from cleave.errors import CleaveError, FleetError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
+from cleave.graphs.calls import decoder_layers
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.plan import Method, StateMode
 from cleave.training.data.batches import (
@@ -215,8 +216,7 @@ def _train(
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
     # Broadcast the weights: with different PyTorch versions, initial weights could differ.
-    held = [parameter.detach() for parameter in model.parameters()]
-    context.ranks.spread(held, [0] * len(held))
+    context.ranks.spread([p.detach() for p in model.parameters()], [0] * len([*model.parameters()]))
     base = checkpoint.step if checkpoint else None
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
@@ -255,6 +255,7 @@ class Trainer:
         base: int | None = None,
     ) -> None:
         self.step = 0
+        self.job = job
         self.context = context
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
@@ -293,6 +294,13 @@ class Trainer:
         self._resident: ResidentFiles | None = None
         if on_devices and job.interval:
             self._resident = ResidentFiles(run.path, base, context.note)
+        files = self._state_files()
+        # For the weights and optimizer state of layers that devices train.
+        self._files_on_devices = files
+        if on_devices and tight and files is None:
+            self._files_on_devices = StateFiles(run.path / RESIDENT, self.patience)
+        if self._files_on_devices is not None and job.state == StateMode.DEVICES.value:
+            self._files_on_devices.move_parameters(decoder_layers(model))
         self._logged: list[StoredStep] = []  # steps that an earlier process did after `base`
         self._done = 0  # number of steps of which the run folder has records
         self._unjudged = 0  # the last of them, if its evaluation has no record
@@ -320,7 +328,6 @@ class Trainer:
                 by_tiles=self.weights is not None or self._auxiliary > 0,
             )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self.context.note)
-        self.job = job
         self.model = model.train()
         self._frozen = frozen_digest(model)
         self.corpus = dataset.corpus
@@ -341,11 +348,6 @@ class Trainer:
             separate=self._packed is not None,
         )
         self._data = self.loader.state()  # after `step` steps
-        files = self._state_files()
-        # For the weights and optimizer state of layers that devices train.
-        self._files_on_devices = files
-        if on_devices and tight and files is None:
-            self._files_on_devices = StateFiles(run.path / RESIDENT, self.patience)
         self.optimizer = Optimizer(
             model,
             update_rule(job),

@@ -279,6 +279,8 @@ class StagePlans:
             return False
         trained = sum(p.numel() for p in work.model.parameters() if p.requires_grad)
         memory_bytes = offered_bytes(_STATE_BYTES * trained)
+        if not memory_bytes:
+            return False
         with_s = forecaster.with_own_device(devices, found, memory_bytes, self.planner, self._ps)
         if with_s is None:
             return False
