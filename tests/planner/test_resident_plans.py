@@ -70,7 +70,7 @@ def test_a_device_with_too_little_memory_for_a_layer_has_none() -> None:
     fast, *others = home(4)
     small = replace(fast, flops_per_s=10 * fast.flops_per_s, graph_flops_per_s=0, memory_bytes=1000)
     plan = plan_resident(model, [small, *others], PS)
-    assert plan.devices == {device.device for device in others}
+    assert plan.devices <= {device.device for device in others}
 
 
 def test_snapshots_are_rarer_where_they_are_dear_and_devices_stay() -> None:
