@@ -20,6 +20,7 @@ from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
 
 _MOST: Final = 64
+_STATE_ARRAYS: Final = 4  # a weight, a gradient and two moments
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
@@ -237,9 +238,16 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices.
 
-        If that is impossible, `Forecast.refused` gives the reason. `ps`: as for `by_stages`.
+        If that is impossible, `Forecast.refused` gives the reason. `ps`: as for `by_stages`. The
+        PS's memory is without the layers' state, which it keeps in files if memory is short.
         """
-        resident = replace(self, cut=lambda parts: kept_on_devices(self.cut(parts)), in_parts=None)
+        trained = sum(layer.sum_bytes for layer in self.cut(1).layers)
+        resident = replace(
+            self,
+            cut=lambda parts: kept_on_devices(self.cut(parts)),
+            state_bytes=max(0, self.state_bytes - _STATE_ARRAYS * trained),
+            in_parts=None,
+        )
         try:
             return resident.by_stages(devices, plan_resident, ps)
         except PlanError as error:

@@ -55,12 +55,13 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     by_id = {device.device: device for device in able}
     plans = [predict(model, stages, by_id, ps) for stages in _divisions(model, able)]
     if not plans:
-        layers = PlannedStage(0, len(model.layers), (0,))
-        needed, offered = held_bytes(model, layers), sum(d.memory_bytes for d in able)
+        needed = held_bytes(model, PlannedStage(0, len(model.layers), (0,)))
+        one = held_bytes(model, PlannedStage(0, 1, (0,)))
+        offered = sum(d.memory_bytes for d in able if d.memory_bytes >= one)
         raise DeviceMemoryError(
             f"{len(model.layers)} layers with optimizer state need about {needed / 1e6:.0f} MB, "
-            f"but the devices offer {offered / 1e6:.0f} MB: connect more devices, or give --state "
-            f"server"
+            f"but the devices with at least {one / 1e6:.0f} MB, for a layer, offer "
+            f"{offered / 1e6:.0f} MB: connect more devices, or give --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
 
