@@ -73,6 +73,7 @@ BENCHMARKS: Final = (
     Benchmark("servers_virtual", 60),
     Benchmark("stage_exact", 90, quick=_QUICK),
     Benchmark("resident_exact", 15, quick=_QUICK),
+    Benchmark("resident_server", 6, quick=_QUICK),
     Benchmark("stage_fleets", 90),
     Benchmark("qlora", 45, quick=("--skip-real",)),
     Benchmark("trainer_options", 30),
