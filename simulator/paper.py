@@ -237,7 +237,6 @@ def paper_cells(
     """Return the cells to simulate for a report.
 
     Args:
-        seed: random seed of all searches.
         thorough: True to run all trials of every search, however long they take.
         coding: links on which payloads are compressed, both for Cleave and for the baselines.
     """
@@ -318,7 +317,6 @@ def write(
     """Test the claims, write `report.md` and its figures, and return the claims.
 
     Args:
-        folder: existing folder for the report.
         evidence: simulated results with uncompressed payloads.
         save_sweep, save_recovery: functions that plot results and save the plot to a file.
         coded: simulated results with compressed payloads; None to leave them out.

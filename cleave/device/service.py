@@ -98,7 +98,6 @@ def places(
     """Return the paths of a service's files.
 
     Args:
-        system: True for a system-wide service, False for a user service.
         config: the user's configuration folder, usually `~/.config`.
     """
     if manager is ServiceManager.SYSTEMD:

@@ -77,7 +77,6 @@ def model_graphs(
 
     Args:
         model: a causal language model of transformers.
-        tokens: sequence length in tokens.
         padded: whether batches have a padding mask.
         packed: how the model separates the documents in one sequence; None if each sequence is one
             document.

@@ -128,9 +128,7 @@ def simulated(
     model. Methods without a plan yield no row.
 
     Args:
-        seed: random seed of the methods' searches.
         speed: factor for the devices' multiplication speed.
-        names: names of the methods to simulate.
         share: training speed divided by multiplication speed, for set-ups with `trains_slower`.
     """
 
@@ -186,7 +184,6 @@ class GpuRun:
     """The training of a set-up's model on the GPU, with the same batch and number of steps.
 
     Attributes:
-        needed_bytes: memory that the training needs.
         misfit: why the GPU's memory is not enough; empty if the training fits.
         cloud: usage of the GPU, if it reaches `EQUAL_SHARE` of its multiplication speed.
     """

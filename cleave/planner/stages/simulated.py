@@ -56,7 +56,6 @@ class PassMessages(NamedTuple):
     """The messages of one micro-batch pass between the PS and a device.
 
     Attributes:
-        sent: messages to the device.
         sends: sizes in bytes of the messages that the device returns for each chunk, last first.
         x_s, y_s: total transfer times in seconds on the downlink, and on the uplink.
     """
@@ -188,7 +187,6 @@ class SimulatedStage:
             forward: whether this is a forward pass; if not, it is a backward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
-            coded: whether the messages are compressed.
         """
         activation = float(tokens * model.width * model.element_bytes)
         x = activation

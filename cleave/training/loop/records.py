@@ -33,7 +33,6 @@ class StepRecord:
         step: number of the step, counted from 1.
         loss: mean cross-entropy before the update, in nats per learned token, plus the auxiliary
             loss of a mixture of experts.
-        tokens: number of input tokens in the step.
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.

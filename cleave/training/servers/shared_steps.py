@@ -55,8 +55,6 @@ def speed_after(rows_per_s: float, rows: int, seconds: float, capacity: float) -
     Args:
         rows_per_s: previous speed in rows per second, divided by the fleet's capacity in FLOP/s. It
             is 0 before the first prediction or step.
-        rows: number of rows that the server computed.
-        seconds: duration of the step.
         capacity: the fleet's capacity in FLOP/s.
     """
     if capacity <= 0:

@@ -49,7 +49,6 @@ class Stayed:
 
     Attributes:
         parameters: number of the module's own parameters, without the parameters of submodules.
-        reason: why the module is not offloaded.
         multiplies: whether the module multiplies activations by its parameters.
     """
 
