@@ -178,7 +178,6 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
     losses at once, `Outcome.under_losses` replaces it.
 
     Args:
-        outcome: simulated step without losses.
         losses_per_s: loss rate of each device, in losses per second (lambda).
         detection_s: time in seconds from the loss of a device until the PS detects the loss.
 

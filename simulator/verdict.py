@@ -26,7 +26,6 @@ class ClaimTrial:
 
     Attributes:
         method: name of the tested Cleave method.
-        devices: number of devices offered to the method.
         against: baseline, or variant of the measured quantity; empty if neither applies.
         card: name of the parameter server's network card.
         held: whether the claim holds.
@@ -48,7 +47,6 @@ class Claim:
 
     Attributes:
         holds_at: text that states when the claim holds, such as "4x or more".
-        reading: explanation of the table.
         columns, rows: headings and cells of the table of results.
         unit: text that follows a value of `ClaimTrial.reached`.
     """

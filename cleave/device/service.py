@@ -73,7 +73,6 @@ class Service:
     """The parameters of a service that runs `cleave join`.
 
     Attributes:
-        command: program and arguments.
         memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
         account: account under which a system-wide service runs; None for a user service.
     """

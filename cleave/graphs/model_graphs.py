@@ -44,7 +44,6 @@ class ModelGraphs:
     """The graphs of a model for one sequence length.
 
     Attributes:
-        calls: the recorded calls of all layers, in order.
         parts: the layers that can be exported, or the parts of these layers, in order.
         layers: the graphs of each element of `parts`. Parts of the same kind share their graphs.
         loss: the graph of everything after the last layer; None if it was not requested.

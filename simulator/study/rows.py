@@ -42,7 +42,6 @@ class StudyRow:
         needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
         step_s: time of one step in seconds, assuming enough memory.
-        flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
         other_usages: maps every other share of the multiplication speed to the usage at that share.

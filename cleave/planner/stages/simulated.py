@@ -102,7 +102,6 @@ class SimulatedDevice:
             results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             become free. `received_s` is used only if the PS's card limits no transfer.
-        under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
         weights_s, x_s: total transfer time of weights, and of activations, on the downlink.

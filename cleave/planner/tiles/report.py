@@ -176,7 +176,6 @@ class StepReport:
     """The plans of all GEMMs of a training step.
 
     Attributes:
-        reports: one report for each GEMM, in the order of submission.
         together: submissions of several GEMMs, and of GEMMs that reuse operands on devices.
     """
 

@@ -199,7 +199,6 @@ class Optimizer:
 
     Attributes:
         applied: True if the current step has already updated some parameters.
-        rule: kind and settings of the optimizer.
         on_devices: the updates that devices do; None if this optimizer does all of them.
         update_s: total time, in seconds, of clipping and updates after backward passes.
     """

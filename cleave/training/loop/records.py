@@ -165,7 +165,6 @@ class DoneRecord:
     Attributes:
         steps: number of completed steps, including the steps of earlier processes.
         first_loss, loss: losses of this process's first and last steps; NaN if it ran no step.
-        stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
         gemms: number of GEMMs that could use tiles, computed by the fleet or the PS.
         kept_gemms: number of those GEMMs for which the PS is predicted to be faster. The PS

@@ -71,7 +71,6 @@ def deal_again(rows: int, speeds: Sequence[float], kept: list[int]) -> list[int]
     """Return the number of rows that each server computes in the next step.
 
     Args:
-        speeds: relative speed of each server.
         kept: row counts of the previous step. They are returned unchanged if they add up to `rows`
             and new counts would not save enough time.
     """
