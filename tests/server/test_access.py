@@ -45,11 +45,6 @@ VIEWER = "viewer's token"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def access(clock: Clock) -> Iterator[Access]:
     access = Access(Store(None), TOKEN, VIEWER, clocks=clock.clocks)
     yield access
