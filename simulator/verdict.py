@@ -133,3 +133,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
     ]
+
+
+def paragraphs(*parts: str | Sequence[str]) -> list[str]:
+    """Return the lines of Markdown parts, each after an empty line.
+
+    A part is a heading, a paragraph, or the lines of a table.
+    """
+    return [line for part in parts for line in ("", *([part] if isinstance(part, str) else part))]
