@@ -1,4 +1,4 @@
-"""Fuzz the codec, compressed arrays and the parameter server's state machine.
+"""Fuzz the codec and the parameter server's state machine.
 
     python -m benchmarks.fuzz [--inputs N] [--seed S] [--failures FILE]
 
@@ -7,10 +7,10 @@ refusing rule) is kept and mutated further. Line coverage is not measured, becau
 3.11 takes ten times as long as the codec.
 
 Most inputs go to the codec, which must return a message that encodes to the same bytes, or raise
-`ProtocolError`. Some are compressed arrays (`tests.coded_bytes`), which must decode to the stated
-number of bytes or be refused. The others go through the codec into a session manager with several
-hostile sessions and an honest device (`tests.fuzzing.Arena`). After every thousand inputs the
-hostile sessions go silent, and the honest device must finish all work with the right result.
+`ProtocolError`. The others go through the codec into a session manager with several hostile
+sessions and an honest device (`tests.fuzzing.Arena`). After every thousand inputs the hostile
+sessions go silent, and the honest device must finish all work with the right result. Compressed
+arrays have properties of their own (`tests/test_coding.py`).
 
 The exit code is 1 if anything else happens; the inputs that caused it are written to a file.
 """
@@ -28,11 +28,9 @@ from random import Random
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.coded_bytes import CodedMutator, decoded_array
 from tests.fuzzing import Arena, Mutator, decoded
 
-CODEC_SHARE = 0.6
-CODING_SHARE = 0.1
+CODEC_SHARE = 0.7
 ARENA_INPUTS = 1000
 SLOW_S = 2.0
 """Limit of an input in seconds of this thread's CPU time; anything longer is a hang."""
@@ -95,24 +93,6 @@ def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
     return mutator
 
 
-def fuzz_coding(inputs: int, seed: int, report: Report, bar: Bar) -> None:
-    """Fuzz the decoder of compressed arrays."""
-    mutator = CodedMutator(Random(seed))
-    for _ in range(inputs):
-        one = mutator.next()
-        began_s = time.thread_time()
-        try:
-            outcome = decoded_array(one)
-        except Exception:  # noqa: BLE001 - what is looked for
-            outcome = f"FAILED {traceback.format_exc(limit=-2)}"
-            report.failures.append((f"coding of {one.nbytes} {one.dtype}: {outcome}", one.coded))
-        report.timed(time.thread_time() - began_s, one.coded, "coding")
-        report.outcomes[f"coding: {outcome}"] += 1
-        mutator.keep(one, outcome)
-        bar.step()
-    bar.flush()
-
-
 def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: Bar) -> None:
     """Fuzz hostile sessions of a session manager, in arenas of a thousand inputs."""
     left = inputs
@@ -143,7 +123,7 @@ def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: B
 
 def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
     """Print the counts of the most common outcomes."""
-    for part in ("codec", "coding", "server"):
+    for part in ("codec", "server"):
         counts = [(o, n) for o, n in report.outcomes.most_common() if o.startswith(part)]
         total = sum(n for _, n in counts)
         print(f"\n{part}: {total} inputs, {len(counts)} outcomes")
@@ -167,15 +147,12 @@ def main() -> int:
     report = Report()
     began_s = time.perf_counter()
     for_codec = int(options.inputs * CODEC_SHARE)
-    for_coding = int(options.inputs * CODING_SHARE)
-    for_server = options.inputs - for_codec - for_coding
+    for_server = options.inputs - for_codec
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
         codec_bar = Bar(progress, "codec", for_codec)
-        coding_bar = Bar(progress, "coding", for_coding)
         server_bar = Bar(progress, "server", for_server)
         mutator = fuzz_codec(for_codec, options.seed, report, codec_bar)
-        fuzz_coding(for_coding, options.seed, report, coding_bar)
         fuzz_server(for_server, options.seed, mutator, report, server_bar)
     show(report, options.inputs, time.perf_counter() - began_s)
     if not report.failures:

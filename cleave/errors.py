@@ -67,8 +67,6 @@ def not_installed(what: str, library: str, extra: str) -> UsageError:
     """Return the error for a feature whose library is not installed.
 
     Args:
-        what: the feature or option that needs the library.
-        library: name of the missing library.
         extra: the extra of Cleave's package that installs the library.
     """
     return UsageError(

@@ -73,7 +73,6 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
     Args:
         address: network address of this machine. Ray hangs with a loopback address.
-        cpus: number of CPUs that Ray may assign to tasks.
     """
     with _session(address) as ray:
         with _own_signals():

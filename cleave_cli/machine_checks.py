@@ -158,9 +158,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
     Args:
         each: forecast of the step; `refused` if, for example, the devices have too little memory.
         sizes: sizes of the model's layers.
-        rows: number of sequences in the batch.
         sent: bytes per activation element.
-        memory_bytes: memory of the server.
     """
     if each.refused:
         return Fit(each.method, 0, 0, fits=False, reason=each.refused)

@@ -36,7 +36,6 @@ class PlanQuestion:
     """The model, batch, fleet and server for which a training step is forecast.
 
     Attributes:
-        rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
         gemms: GEMMs of a training step, which devices compute by tiles.
         devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.

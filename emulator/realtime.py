@@ -331,8 +331,6 @@ class RealTimeFleet:
     """Emulated devices that join a server and work at modelled speeds.
 
     Args:
-        devices: models of the devices to emulate.
-        target: join URL of the server.
         backend: executes the matrix multiplications of all devices; None to return zeros.
         speed: emulated seconds per real second. Observers receive emulated times.
         seed: random seed for jitter, drift, reconnect delays and the devices' availability.

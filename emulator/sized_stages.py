@@ -58,7 +58,6 @@ class SizedModel:
     so the PS does not resend them.
 
     Args:
-        rows: number of sequences in the batch.
         dtype: dtype of parameters and activations in messages.
         gradients: dtype of gradients in messages; None to use `dtype`.
         adapters: adapters to train while the model's parameters are frozen; None to train the whole
@@ -389,11 +388,9 @@ def emulate_stages(
     """Plan stages for a fleet and emulate training steps from array sizes alone.
 
     Args:
-        rows: number of sequences in the batch.
         members: devices of the fleet, with their fp32 throughput, because graphs run in fp32.
         ps: speed of the PS, used for the PS's part of a step and for a step without devices.
         dtype: dtype of parameters, activations and gradients in messages.
-        steps: number of steps to emulate.
         coding: links on which payloads count as compressed, as for `cleave serve --coding`.
         seed: random seed for jitter, drift and the devices' availability.
         observers: functions that are called with every activity of every device.

@@ -56,7 +56,6 @@ class Provenance(_Table, frozen=True):
 
     Attributes:
         date: date of the measurement or of the look-up, such as 2026-11-21.
-        licence: licence of the published figures.
         notes: measurement conditions and caveats for users of the profile.
         assumed: one line for each unknown figure, with the assumed value and its justification.
     """
@@ -239,7 +238,6 @@ class DeviceProfile(_Table, frozen=True):
     Attributes:
         schema: version of the profile schema.
         name: identifier by which fleet files refer to the profile.
-        title: human-readable name.
         compute: maps a dtype in `DTYPES` to matrix multiplication figures. `bf16>fp32` stands for
             bf16 inputs with an fp32 result.
         year: year of release; 0 if unknown.

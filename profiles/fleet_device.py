@@ -40,7 +40,6 @@ class FleetDevice:
         flops_per_s: matrix multiplication throughput, including the share that the owner uses.
         downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
         latency_s: one-way latency of the link.
-        memory_bytes: memory that the device offers.
         active_power_w: power in watts that multiplication adds to idle power; None if unknown.
         profile: name of the underlying device profile; empty if the device has none.
         compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.

@@ -265,7 +265,6 @@ def read_fleet(
         where: name of the file in error messages.
         devices: number of devices; None to use the counts in the file.
         dtype: dtype to which the `flops_per_s` of each device applies.
-        seed: seed for the draws of links and stragglers.
 
     Raises:
         ValueError: if the file is unreadable, has no devices, or has an unknown key or an

@@ -35,7 +35,6 @@ class Evidence:
         carded: maps the name of a limited PS network card to the results of Cleave's methods for
             the main model.
         roomy: results of all non-cloud methods for the main model on devices with 32 GB.
-        layers: maps a model name to its number of layers.
     """
 
     model: str

@@ -32,7 +32,6 @@ class Conditions:
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
         element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
-        seed: random seed of all searches.
         fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
             count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
         ps_flops_per_s: throughput of the parameter server, used if no device computes the loss.
@@ -78,7 +77,6 @@ class TileLosses:
 
     Attributes:
         times: (duration in seconds, runs per step) of each phase: a GEMM or an attention pass.
-        devices: number n of devices.
         again_s: time in seconds to recompute a lost tile.
     """
 
@@ -180,7 +178,6 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
     losses at once, `Outcome.under_losses` replaces it.
 
     Args:
-        outcome: simulated step without losses.
         losses_per_s: loss rate of each device, in losses per second (lambda).
         detection_s: time in seconds from the loss of a device until the PS detects the loss.
 

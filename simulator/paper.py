@@ -29,7 +29,7 @@ from simulator.claims import (
 from simulator.cloud import Cloud
 from simulator.method import Method
 from simulator.sweep import Cell, Row, cells, simulate
-from simulator.verdict import OURS, Claim, table
+from simulator.verdict import OURS, Claim, paragraphs, table
 from simulator.workers import Workers
 
 METHODS: Final = {  # the description of each method in the report
@@ -66,37 +66,32 @@ def report(
         figures: caption, file name and explanation of each figure.
         coded: the same claims, tested with compressed payloads; empty if not simulated.
     """
-    lines = [
+    lines = paragraphs(
         f"# {title}",
-        "",
         conditions,
-        "",
         "## Methods",
-        "",
-        *table(("name", "what it is"), ((f"`{name}`", what) for name, what in METHODS.items())),
-        "",
+        table(("name", "what it is"), ((f"`{name}`", what) for name, what in METHODS.items())),
         "## Verdicts",
-        "",
         "The published method is `cleave-2d`; `cleave` are its tiles as this project plans them, "
         "`cleave-stages` whole layers on devices. A cell says what the method reaches, from the "
         "least to the most of all trials, in how many of them the claim holds, and the verdict.",
-        "",
-        *_verdict_table(claims),
-    ]
+        _verdict_table(claims),
+    )
     if coded:
-        lines += ["", "## Verdicts with coded payloads", "", _about_coding(claims, coded), ""]
-        lines += _verdict_table(coded)
+        about = _about_coding(claims, coded)
+        lines += paragraphs("## Verdicts with coded payloads", about, _verdict_table(coded))
     for number, claim in enumerate(claims, 1):
-        lines += ["", f"## {number}. {claim.title}", "", claim.reading, ""]
+        found = []
         for name in OURS:
             only_if = claim.only_if(name)
             text = claim.verdict(name).value
-            lines.append(f"- `{name}`: {text}: {only_if}" if only_if else f"- `{name}`: {text}")
-        lines += ["", *table(claim.columns, claim.rows)]
-    lines += ["", "## Figures"]
+            found.append(f"- `{name}`: {text}: {only_if}" if only_if else f"- `{name}`: {text}")
+        rows = table(claim.columns, claim.rows)
+        lines += paragraphs(f"## {number}. {claim.title}", claim.reading, found, rows)
+    lines += paragraphs("## Figures")
     for what, file, reading in figures:
-        lines += ["", f"![{what}]({file})", "", reading]
-    return "\n".join([*lines, ""])
+        lines += paragraphs(f"![{what}]({file})", reading)
+    return "\n".join([*lines[1:], ""])
 
 
 def summary(claim: Claim) -> str:
@@ -237,7 +232,6 @@ def paper_cells(
     """Return the cells to simulate for a report.
 
     Args:
-        seed: random seed of all searches.
         thorough: True to run all trials of every search, however long they take.
         coding: links on which payloads are compressed, both for Cleave and for the baselines.
     """
@@ -318,7 +312,6 @@ def write(
     """Test the claims, write `report.md` and its figures, and return the claims.
 
     Args:
-        folder: existing folder for the report.
         evidence: simulated results with uncompressed payloads.
         save_sweep, save_recovery: functions that plot results and save the plot to a file.
         coded: simulated results with compressed payloads; None to leave them out.

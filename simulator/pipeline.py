@@ -112,7 +112,6 @@ def pipeline_memory(
     """Return a pipeline's memory requirement, with a message if devices have too little memory.
 
     Args:
-        job: layer sizes.
         stages: stages in pipeline order.
         in_flight: for each stage, the number of samples whose activations a device stores.
     """

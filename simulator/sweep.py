@@ -88,13 +88,10 @@ def cells(
     Args:
         spec, batch, seq: model, sequences per step, and tokens per sequence.
         fleet: name of a built-in fleet, or path of a fleet file.
-        counts: device counts.
-        methods: training methods.
         element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
         dtype: dtype in which devices multiply matrices; layers of `cleave-stages` run in fp32.
         stragglers: share of devices whose compute and link rates are divided by ten.
-        seed: random seed of the methods' searches.
         ps_flops_per_s: throughput of the parameter server, used if no device computes the loss.
         coding: links on which payloads are compressed, for all methods. In `cleave-stages`, a
             compressed link carries fewer bytes. In other methods, its rate is higher.
@@ -128,7 +125,6 @@ def simulate(
     """Simulate all cells, and return a list of rows for each cell, in the order of `every`.
 
     Args:
-        every: cells to simulate.
         workers: workers that simulate the cells; None means this process.
         done: called with each cell after its simulation.
     """

@@ -26,7 +26,6 @@ class ClaimTrial:
 
     Attributes:
         method: name of the tested Cleave method.
-        devices: number of devices offered to the method.
         against: baseline, or variant of the measured quantity; empty if neither applies.
         card: name of the parameter server's network card.
         held: whether the claim holds.
@@ -48,7 +47,6 @@ class Claim:
 
     Attributes:
         holds_at: text that states when the claim holds, such as "4x or more".
-        reading: explanation of the table.
         columns, rows: headings and cells of the table of results.
         unit: text that follows a value of `ClaimTrial.reached`.
     """
@@ -135,3 +133,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
     ]
+
+
+def paragraphs(*parts: str | Sequence[str]) -> list[str]:
+    """Return the lines of Markdown parts, each after an empty line.
+
+    A part is a heading, a paragraph, or the lines of a table.
+    """
+    return [line for part in parts for line in ("", *([part] if isinstance(part, str) else part))]

@@ -43,7 +43,6 @@ class LayerWork:
     """The FLOPs and memory of one decoder layer for one sample.
 
     Attributes:
-        parameters: number of parameters of the layer.
         forward_flops: FLOPs of the forward pass. The backward pass takes twice as many.
         boundary_bytes: size of the activations that the layer passes to the next layer.
         kept_bytes: size of the activations that a device stores for the backward pass.
@@ -149,7 +148,6 @@ def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency
 
     Args:
         payload_bytes: size of the array that each device contributes.
-        members: number n of devices.
         bytes_per_s, latency_s: rate and latency of the slowest hop in the ring.
     """
     if members < 2:

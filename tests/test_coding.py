@@ -137,6 +137,31 @@ def test_exponents_are_as_many_as_elements(dtype: DType) -> None:
             decode(coded_by(deflated, 4, plain), dtype, 4 * dtype.itemsize)
 
 
+@st.composite
+def _streams(draw: st.DrawFn) -> bytes:
+    """Streams of some bytes in zlib's format and others, one or several, cut or whole."""
+    packer = zlib.compressobj(
+        draw(st.integers(0, 9)), wbits=draw(st.sampled_from([15, 9, -15, 31]))
+    )
+    stream = packer.compress(bytes(draw(st.integers(0, 8)))) + packer.flush()
+    stream *= draw(st.integers(1, 2))
+    return stream[: draw(st.integers(0, len(stream)))]
+
+
+@given(
+    st.binary(max_size=40) | st.builds(coded_by, _streams(), st.integers(0, 8), st.integers(0, 3)),
+    dtypes,
+    st.integers(0, 40) | st.sampled_from([2**40, CODED_CHUNK * 4]),
+)
+def test_any_bytes_are_an_array_or_an_error(coded: bytes, dtype: DType, nbytes: int) -> None:
+    try:
+        found = bytes(decode(coded, dtype, nbytes))
+    except ProtocolError:
+        return
+    assert len(found) == nbytes <= 2 * len(coded)
+    assert decode(encode(found, dtype), dtype, nbytes) == found
+
+
 def test_a_dictionary_and_other_formats_are_refused() -> None:
     with_dictionary = zlib.compressobj(zdict=b"abcd")
     raw = zlib.compressobj(wbits=-15)

@@ -83,7 +83,6 @@ def train_together(
 
     Args:
         ray: the `ray` module, connected to a cluster.
-        report: called with every training record.
         stop: returns whether to stop the training early, with a checkpoint.
         meanwhile: called every `LOOK_S` seconds during training.
 

@@ -287,7 +287,6 @@ def serving_together(
         first: server of this process, which already listens.
         config: settings of all servers. Servers on the same machine use successive ports.
         members, overview: authenticator and overview builder of the first server.
-        count: total number of servers, including the first server.
         grid: electricity grid that powers the devices; None if unknown.
 
     Raises:

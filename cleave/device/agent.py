@@ -43,7 +43,6 @@ class Notice:
 
     Attributes:
         reason: readable reason for the change; empty for `State.READY`.
-        status: status of the session whose state changed.
         retry_s: seconds until the next connection attempt; None if no attempt is scheduled.
     """
 

@@ -73,7 +73,6 @@ class Service:
     """The parameters of a service that runs `cleave join`.
 
     Attributes:
-        command: program and arguments.
         memory_max_bytes: systemd's `MemoryMax`, above which the kernel may kill the service.
         account: account under which a system-wide service runs; None for a user service.
     """
@@ -98,7 +97,6 @@ def places(
     """Return the paths of a service's files.
 
     Args:
-        system: True for a system-wide service, False for a user service.
         config: the user's configuration folder, usually `~/.config`.
     """
     if manager is ServiceManager.SYSTEMD:

@@ -368,7 +368,6 @@ def device_hello(
         join_code: join code to exchange for a new credential; empty if the device has no join code.
         profile: name of the device profile; empty if unknown.
         kind: kind of device, such as a phone; None if unknown.
-        graphs: whether the device can run ONNX graphs.
     """
     return messages.Hello(
         role=Role.DEVICE,

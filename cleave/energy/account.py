@@ -79,7 +79,6 @@ class EnergyPart:
     """The energy of one part of a footprint, such as the network.
 
     Attributes:
-        name: name of the part, shown to the user.
         energy_j: energy of the part; None if unknown. Totals exclude unknown energy.
     """
 

@@ -20,7 +20,6 @@ class Activity:
     """The activity of a device in a session.
 
     Attributes:
-        present_s: time for which the device was connected.
         compute_s: time for which the device computed. Values above `present_s` count as
             `present_s`.
         down_bytes, up_bytes: bytes from the PS to the device, and from the device to the PS.
@@ -85,7 +84,6 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
     Args:
         power: power of the device. None and a power without `compute_w` count as unknown.
-        did: activity of the device in the session.
         assumed: missing figures of the profile for which `power` contains an assumption.
     """
     if power is None or power.compute_w is None:

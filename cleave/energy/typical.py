@@ -43,7 +43,6 @@ class ClassPower:
 
     Attributes:
         power: medians. `idle_w` is None if idle power was not measured on any device.
-        devices: names of the measured devices.
         below_flops_per_s: throughput limit. The power while computing applies to slower devices.
     """
 

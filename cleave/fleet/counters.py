@@ -20,7 +20,6 @@ class FleetCounters(Sums):
         saved: number of bytes saved by compression, by direction and category.
         floor_down_bytes, floor_up_bytes: minimum number of bytes that the PS must send and receive:
             each GEMM's operands and result, and `StepWork.floor_bytes` of each step by stages.
-        gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of completed runs of devices, as in `DeviceCounters`.
         reissued: number of tasks and stage passes that were reassigned or duplicated.

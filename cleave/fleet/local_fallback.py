@@ -58,7 +58,6 @@ class Leaving:
     `STEP_END_S` seconds.
 
     Args:
-        asked: returns whether training must stop.
         applied: returns whether the optimizer has already changed part of the model. In that case,
             the step must be finished.
         backend: computes the remaining GEMMs of a step that must be finished.

@@ -148,7 +148,6 @@ class SelectiveFleet:
     Args:
         inner: the fleet that runs GEMMs: `fleet` itself, or a wrapper around it.
         fleet: the fleet whose devices are compared with the PS.
-        selector: decides which GEMMs are faster on the PS.
         keep: whether GEMMs that are faster on the PS run there. If False, `kept` only reports them.
     """
 

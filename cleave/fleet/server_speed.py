@@ -38,7 +38,6 @@ def measured_server(
         width: elements per token of an activation between layers.
         inner: number of rows of the largest matrix in a layer.
         vocabulary: number of rows of the LM head.
-        trained: number of trained parameters.
         dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32.
 
     Example:

@@ -27,11 +27,8 @@ class LayerPart:
     """A layer, or a part of a layer, as a function of one hidden-state tensor.
 
     Attributes:
-        call: the recorded call of the layer.
-        layer: index of the layer in the model.
         x, y: example input and output of the part, shape (batch, tokens, width).
         held: the part's parameters and buffers by their names in the layer.
-        attends: whether the part contains attention.
         first, last: indices of the part's input and output among the layer's intermediate results
             that have the shape of the layer's input; None for the layer's own input or output.
         pieces: number of chunks per sequence. With several chunks, `x` and `y` have the shape
@@ -95,7 +92,6 @@ class LayerPart:
         """Compute the part's gradients with PyTorch in fp32.
 
         Args:
-            trainable: names of the parameters whose gradients are computed.
             dy: gradient of the part's output, same shape as `y`.
 
         Returns:

@@ -44,7 +44,6 @@ class ModelGraphs:
     """The graphs of a model for one sequence length.
 
     Attributes:
-        calls: the recorded calls of all layers, in order.
         parts: the layers that can be exported, or the parts of these layers, in order.
         layers: the graphs of each element of `parts`. Parts of the same kind share their graphs.
         loss: the graph of everything after the last layer; None if it was not requested.
@@ -77,7 +76,6 @@ def model_graphs(
 
     Args:
         model: a causal language model of transformers.
-        tokens: sequence length in tokens.
         padded: whether batches have a padding mask.
         packed: how the model separates the documents in one sequence; None if each sequence is one
             document.

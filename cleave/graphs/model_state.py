@@ -54,7 +54,6 @@ def graph_key(
     because all graphs are exported in training mode.
 
     Args:
-        module: the module to export.
         held: the module's parameters and buffers, by name.
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.

@@ -73,7 +73,6 @@ def adamw_scalars(
     """Return the `SCALARS` of an AdamW step, shape (1, 8), fp32.
 
     Args:
-        decay: weight decay.
         step: number of this update, from 1.
         clip: factor by which the gradients are multiplied.
     """

@@ -161,7 +161,6 @@ class GraphSession:
         """Run the graph and return outputs by name.
 
         Args:
-            given: input arrays by name.
             wanted: names of the outputs to return; None for all outputs.
 
         Raises:

@@ -72,7 +72,6 @@ def accuracy(
     """Run all trials and return the worst result.
 
     Args:
-        open_graph: opens a session for a model.
         products: the 16-bit dtype of matrix products; None for fp32.
         largest_error: the error that is allowed where products in bf16 explain none.
     """

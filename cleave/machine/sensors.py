@@ -30,7 +30,6 @@ class Machine:
     """A description of this machine. Unknown strings are empty, other unknown values None.
 
     Attributes:
-        cores: number of cores that this process may use.
         system: name and release of the operating system, and processor architecture.
         board: name of the machine in its device tree; empty if it has no device tree.
         chassis: type of the case, as in SMBIOS 3.7, table 17; 0 if unknown or a virtual machine.

@@ -42,7 +42,6 @@ def operation(name: str, attributes: Attributes) -> Operation:
 
     Args:
         name: the name in ONNX, such as `MatMul`.
-        attributes: values of the operation's attributes, by name.
 
     Raises:
         OperationError: if the operation or an attribute is not supported.

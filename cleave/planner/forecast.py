@@ -154,7 +154,6 @@ class StepForecaster:
     Attributes:
         cut: returns the model for a given number of micro-batches.
         in_parts: like `cut`, but divides each layer into attention and MLP; None if impossible.
-        rows: number of sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
         kept_bytes: size per token of the activations, over all layers, that the PS retains if it
             computes the backward pass; 0 if unknown.
@@ -278,7 +277,6 @@ class StepForecaster:
 
         Args:
             found: the model, and its plan for `devices` alone.
-            memory_bytes: memory that the PS's computer offers as a device.
             ps: speed of the PS in a step without its own device; `self.ps` by default.
 
         Returns:
@@ -340,7 +338,6 @@ class MethodChoice:
     """Forecasts of a step by several methods. `chosen` selects one of them.
 
     Attributes:
-        asked: the method that the user requested.
         forecasts: one forecast for each method considered, including `asked` unless it is AUTO.
     """
 
@@ -403,7 +400,6 @@ class CrossingPoint:
     """Predicted step times for one batch size.
 
     Attributes:
-        rows: number of sequences in the batch.
         stages_s: step time in seconds by stages; infinite if no plan exists.
         local_s: step time in seconds on the PS alone.
     """

@@ -44,7 +44,6 @@ class DeviceRates:
         device: the scheduler's ID of the device.
         flops_per_s: throughput in matrix multiplication.
         latency_s: one-way latency in seconds, the same in both directions.
-        memory_bytes: memory that the device offers to Cleave.
         dtypes: protocol names of the matrix dtypes that the device can multiply.
         codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
             direction (see `cleave.planner.coding`).

@@ -109,7 +109,6 @@ class ServersPlan:
 
     Attributes:
         devices, rows: largest number of devices, and of sequences, on any server.
-        slowest: the forecast of the slowest server's fleet.
         exchanged_bytes: number of bytes that each server sends to the others in a step.
         server_bytes: memory of one server. Optimizer moments are sharded across the servers. So are
             weights if they are shared, and gradients unless the method is stages.
@@ -146,7 +145,6 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        devices: total number of devices across all servers.
         rows: number of sequences in the whole batch.
         found: forecasts of the servers' fleets that could be slowest (see `weakest`).
         card: rates of each server's network card; None if it is never the bottleneck.

@@ -136,7 +136,6 @@ class Server:
         address: WebSocket URL of the server, without a credential.
         url: join URL for devices, including the device credential.
         page_url: URL of the join page for browsers, including the device credential.
-        operator_url: URL for operators, including the operator credential.
         dashboard_url: dashboard URL for viewers; empty if no viewer credential is configured.
         fingerprint: fingerprint of the only certificate that clients accept; empty if clients
             verify the certificate as usual, or without TLS.

@@ -37,7 +37,6 @@ class ConnectionLimits:
         waiting_per_address, waiting: maximum number of pending connections, per address and in
             total.
         failed, failed_per_s: burst and sustained rate of failed connections allowed per address.
-        devices, operators: maximum number of connected devices and operators.
         unfinished_bytes: maximum total size in bytes of incomplete messages, except task results.
     """
 
@@ -65,7 +64,6 @@ class WaitingPlace:
     """The place of a new pending connection.
 
     Attributes:
-        ticket: ticket of the new connection.
         instead_of: ticket of the connection to close in exchange; None if a place was free.
     """
 

@@ -177,7 +177,6 @@ class Exposure:
     Attributes:
         context: the server's TLS context; None for plain WebSockets.
         host: host name or IP address for the server's URLs.
-        names: all host names and IP addresses of the server.
         fingerprint: fingerprint of the only certificate that clients accept; empty without TLS, or
             if clients verify a user's certificate against the system's trusted CAs.
     """

@@ -127,16 +127,17 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def _sum_all(
-    flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
-) -> Any:
+def _sum(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any) -> Any:
     """Return the sums of b x, b y and b^2 z over the elements b in a part of each of four lines.
+
+    numba compiles a loop without the sums of b x and b y if x and y are None, and one without the
+    sums of b^2 z if z is None.
 
     Args:
         four: indices of the four lines.
         after: indices of the lines to prefetch.
         span: first index (inclusive) and last index (exclusive) of the part in each line.
-        x, y, z: a factor for each element of a line.
+        x, y, z: a factor for each element of a line, or None.
     """
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
@@ -147,70 +148,27 @@ def _sum_all(
         a1 = flat[i1 * stride + at : i1 * stride + at + n]
         a2 = flat[i2 * stride + at : i2 * stride + at + n]
         a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        u, v, w = x[at : at + n], y[at : at + n], z[at : at + n]
+        if x is not None:
+            u, v = x[at : at + n], y[at : at + n]
+        if z is not None:
+            w = z[at : at + n]
         for j in range(n):
             b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
-            s0 += b0 * u[j]
-            t0 += b0 * v[j]
-            q0 += b0 * (b0 * w[j])
-            s1 += b1 * u[j]
-            t1 += b1 * v[j]
-            q1 += b1 * (b1 * w[j])
-            s2 += b2 * u[j]
-            t2 += b2 * v[j]
-            q2 += b2 * (b2 * w[j])
-            s3 += b3 * u[j]
-            t3 += b3 * v[j]
-            q3 += b3 * (b3 * w[j])
+            if x is not None:
+                s0 += b0 * u[j]
+                t0 += b0 * v[j]
+                s1 += b1 * u[j]
+                t1 += b1 * v[j]
+                s2 += b2 * u[j]
+                t2 += b2 * v[j]
+                s3 += b3 * u[j]
+                t3 += b3 * v[j]
+            if z is not None:
+                q0 += b0 * (b0 * w[j])
+                q1 += b1 * (b1 * w[j])
+                q2 += b2 * (b2 * w[j])
+                q3 += b3 * (b3 * w[j])
     return (s0, s1, s2, s3), (t0, t1, t2, t3), (q0, q1, q2, q3)
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
-    """Return the sums of b x and b y as `_sum_all` does, without the sums of b^2 z."""
-    i0, i1, i2, i3 = four
-    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
-    for at in range(span[0], span[1], _PART):
-        n = min(_PART, span[1] - at)
-        _fetch_part(flat, stride, after, at, n)
-        a0 = flat[i0 * stride + at : i0 * stride + at + n]
-        a1 = flat[i1 * stride + at : i1 * stride + at + n]
-        a2 = flat[i2 * stride + at : i2 * stride + at + n]
-        a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        u, v = x[at : at + n], y[at : at + n]
-        for j in range(n):
-            b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
-            s0 += b0 * u[j]
-            t0 += b0 * v[j]
-            s1 += b1 * u[j]
-            t1 += b1 * v[j]
-            s2 += b2 * u[j]
-            t2 += b2 * v[j]
-            s3 += b3 * u[j]
-            t3 += b3 * v[j]
-    return (s0, s1, s2, s3), (t0, t1, t2, t3)
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
-    """Return the sums of b^2 z as `_sum_all` does, without the other sums."""
-    i0, i1, i2, i3 = four
-    q0 = q1 = q2 = q3 = 0.0
-    for at in range(span[0], span[1], _PART):
-        n = min(_PART, span[1] - at)
-        _fetch_part(flat, stride, after, at, n)
-        a0 = flat[i0 * stride + at : i0 * stride + at + n]
-        a1 = flat[i1 * stride + at : i1 * stride + at + n]
-        a2 = flat[i2 * stride + at : i2 * stride + at + n]
-        a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        w = z[at : at + n]
-        for j in range(n):
-            b0, b1, b2, b3 = _f64(a0[j]), _f64(a1[j]), _f64(a2[j]), _f64(a3[j])
-            q0 += b0 * (b0 * w[j])
-            q1 += b1 * (b1 * w[j])
-            q2 += b2 * (b2 * w[j])
-            q3 += b3 * (b3 * w[j])
-    return q0, q1, q2, q3
 
 
 def along(
@@ -247,20 +205,20 @@ def along(
                 if squares.size and count > 1:
                     v = 2
                     x, y = vectors[0], vectors[1]
-                    s, t, q = _sum_all(flat, stride, four, after, span, x, y, weights)
+                    s, t, q = _sum(flat, stride, four, after, span, x, y, weights)
                     for line in range(lines):
                         out[group, 0, i0 + line] += s[line]
                         out[group, 1, i0 + line] += t[line]
                         squares[group, i0 + line] += q[line]
                 elif squares.size:
-                    q = _sum_squares(flat, stride, four, after, span, weights)
+                    _, _, q = _sum(flat, stride, four, after, span, None, None, weights)
                     for line in range(lines):
                         squares[group, i0 + line] += q[line]
                 while v < count:
                     w = min(v + 1, count - 1)
                     read = v > 0 or squares.size > 0
                     x, y = vectors[v], vectors[w]
-                    s, t = _sum_products(flat, stride, four, none if read else after, span, x, y)
+                    s, t, _ = _sum(flat, stride, four, none if read else after, span, x, y, None)
                     for line in range(lines):
                         out[group, v, i0 + line] += s[line]
                         if w > v:
@@ -271,19 +229,21 @@ def along(
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def _add_all(
+def _add(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
     xs: Any, ys: Any, squares: Any,
 ) -> None:  # fmt: skip
     """Add b x to `xs`, b y to `ys` and b^2 z to `squares`, for elements b in parts of four lines.
 
-    The arguments are those of `_sum_all`, except that x, y and z contain one factor per line. `xs`,
+    The arguments are those of `_sum`, except that x, y and z contain one factor per line. `xs`,
     `ys` and `squares` contain one sum for each element of a line.
     """
     i0, i1, i2, i3 = four
-    x0, x1, x2, x3 = x
-    y0, y1, y2, y3 = y
-    z0, z1, z2, z3 = z
+    if x is not None:
+        x0, x1, x2, x3 = x
+        y0, y1, y2, y3 = y
+    if z is not None:
+        z0, z1, z2, z3 = z
     for at in range(span[0], span[1], _PART):
         n = min(_PART, span[1] - at)
         _fetch_part(flat, stride, after, at, n)
@@ -291,54 +251,17 @@ def _add_all(
         a1 = flat[i1 * stride + at : i1 * stride + at + n]
         a2 = flat[i2 * stride + at : i2 * stride + at + n]
         a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        s, t, q = xs[at : at + n], ys[at : at + n], squares[at : at + n]
+        if x is not None:
+            s, t = xs[at : at + n], ys[at : at + n]
+        if z is not None:
+            q = squares[at : at + n]
         for i in range(n):
             b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
-            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
-            t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
-            q[i] += (b0 * (b0 * z0) + b1 * (b1 * z1)) + (b2 * (b2 * z2) + b3 * (b3 * z3))
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def _add_products(
-    flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
-) -> None:
-    """Add to `xs` and `ys` as `_add_all` does, without adding squares."""
-    i0, i1, i2, i3 = four
-    x0, x1, x2, x3 = x
-    y0, y1, y2, y3 = y
-    for at in range(span[0], span[1], _PART):
-        n = min(_PART, span[1] - at)
-        _fetch_part(flat, stride, after, at, n)
-        a0 = flat[i0 * stride + at : i0 * stride + at + n]
-        a1 = flat[i1 * stride + at : i1 * stride + at + n]
-        a2 = flat[i2 * stride + at : i2 * stride + at + n]
-        a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        s, t = xs[at : at + n], ys[at : at + n]
-        for i in range(n):
-            b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
-            s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
-            t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def _add_squares(
-    flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
-) -> None:
-    """Add to `squares` as `_add_all` does, without adding products."""
-    i0, i1, i2, i3 = four
-    z0, z1, z2, z3 = z
-    for at in range(span[0], span[1], _PART):
-        n = min(_PART, span[1] - at)
-        _fetch_part(flat, stride, after, at, n)
-        a0 = flat[i0 * stride + at : i0 * stride + at + n]
-        a1 = flat[i1 * stride + at : i1 * stride + at + n]
-        a2 = flat[i2 * stride + at : i2 * stride + at + n]
-        a3 = flat[i3 * stride + at : i3 * stride + at + n]
-        q = squares[at : at + n]
-        for i in range(n):
-            b0, b1, b2, b3 = _f64(a0[i]), _f64(a1[i]), _f64(a2[i]), _f64(a3[i])
-            q[i] += (b0 * (b0 * z0) + b1 * (b1 * z1)) + (b2 * (b2 * z2) + b3 * (b3 * z3))
+            if x is not None:
+                s[i] += (b0 * x0 + b1 * x1) + (b2 * x2 + b3 * x3)
+                t[i] += (b0 * y0 + b1 * y1) + (b2 * y2 + b3 * y3)
+            if z is not None:
+                q[i] += (b0 * (b0 * z0) + b1 * (b1 * z1)) + (b2 * (b2 * z2) + b3 * (b3 * z3))
 
 
 def across(
@@ -374,9 +297,9 @@ def across(
                         x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
                         y4 = y[j0], k1 * y[j1], k2 * y[j2], k3 * y[j3]
                         s, t = out[group, 0], out[group, 1]
-                        _add_all(flat, stride, four, after, span, x4, y4, z, s, t, q)
+                        _add(flat, stride, four, after, span, x4, y4, z, s, t, q)
                     else:
-                        _add_squares(flat, stride, four, after, span, z, q)
+                        _add(flat, stride, four, after, span, None, None, z, None, None, q)
                 while v < count:
                     w = min(v + 1, count - 1)
                     x, y = vectors[v], vectors[w]
@@ -384,8 +307,8 @@ def across(
                     k0 = np.float64(w > v)  # 0 if only one vector is left
                     y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
                     read = v > 0 or squares.size > 0
-                    _add_products(
+                    _add(
                         flat, stride, four, none if read else after, span,
-                        x4, y4, out[group, v], out[group, w],
+                        x4, y4, None, out[group, v], out[group, w], None,
                     )  # fmt: skip
                     v += 2

@@ -91,7 +91,6 @@ class SecretProducts:
     Args:
         a, b: the operands after any transposition, shapes (M, K) and (K, N).
         blocks: the GEMM's blocks, which determine the parts of A and B that are read together.
-        rng: draws the secret vectors and the samples.
         project: multiplies matrices by the secret vectors.
     """
 

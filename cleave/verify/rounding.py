@@ -59,7 +59,6 @@ def variance(
         b_square: sum of w_j^2 |b_j|^2, same shape as `a_square`.
         length: sum of w_j^2 c_j^2, same shape as `a_square`. Values above 1.02 * a_square *
             b_square do not raise the variance further, because no honest result reaches them.
-        total: sum of w_j^2.
         depth: K.
         dtype: dtype of the results.
     """

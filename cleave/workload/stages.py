@@ -49,7 +49,6 @@ class Adapters:
     A layer uses W plus a multiple of B A in place of W.
 
     Attributes:
-        rank: rank of B A.
         targets: names of the Linear modules that have an adapter in each layer, such as `q_proj`;
             empty for all of them, which is the default of `--lora`.
         bits: bits per element of the frozen matrices in the layers (QLoRA); None if these matrices
@@ -96,7 +95,6 @@ class LayerSizes:
     """The parameter shapes and other sizes of a layer, or of its attention or MLP alone.
 
     Attributes:
-        parameters: all parameters of the layer, including adapters.
         sequence: tokens per sequence.
         heads_width: total width of all attention heads; 0 for an MLP.
     """

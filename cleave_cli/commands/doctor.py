@@ -44,6 +44,11 @@ def doctor(
     """
     from cleave_cli.machine_checks import Verdict, machine_checks, model_fits
 
+    fits: list[Fit] = []
+    if model:  # first, because wrong options are refused at once, and the checks take seconds
+        fits, disk = model_fits(
+            model, fleet, batch, seq, dtype, lora, lora_bits, server_memory, runs
+        )
     checks = list(machine_checks(runs))
     good = all(check.verdict is not Verdict.FAILED for check in checks)
     document: dict[str, Any] = {"checks": [_as_json(check) for check in checks]}
@@ -51,9 +56,6 @@ def doctor(
         for check in checks:
             _show(check)
     if model:
-        fits, disk = model_fits(
-            model, fleet, batch, seq, dtype, lora, lora_bits, server_memory, runs
-        )
         document["fits"] = [asdict(each) | {"method": each.method.value} for each in fits]
         document["disk"] = _as_json(disk)
         good &= any(each.fits for each in fits) and disk.verdict is Verdict.OK

@@ -33,8 +33,6 @@ class Seen:
     """State collected from a server's overviews, which contain only new records and events.
 
     Attributes:
-        steps: step records of the current job.
-        next_record: number of the first record to request next.
         events: the latest events, oldest first.
         complete: True if all records of the job have been received.
     """

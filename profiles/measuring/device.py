@@ -35,7 +35,6 @@ class SampleGrid:
 
     Attributes:
         regular: number of shapes whose sides are multiples of 4, 8, 16, 32 or 48.
-        irregular: number of shapes with arbitrary sides.
         sides, depths: minimum and maximum of the rows and columns, and of the depth.
     """
 

@@ -40,7 +40,6 @@ class TileTimer(Protocol):
         Args:
             shape: rows, columns and depth of one block.
             strips: number of strips per side. The tile consists of strips x strips blocks.
-            dtype, out: dtypes of the operands and of the result.
         """
         ...
 
@@ -53,7 +52,6 @@ class Bench:
 
     Args:
         elements: maximum total number of elements of the two operands.
-        rng: random generator for the elements of the operands.
     """
 
     def __init__(

@@ -162,8 +162,6 @@ class Found:
 
     Attributes:
         central: ratio in the central case.
-        least, most: lowest and highest ratios of all combinations.
-        held, tried: numbers of combinations that reach the claimed ratio, and of all combinations.
         only_if: maps the name of a condition to a description of the settings with which the claim
             can hold. Conditions whose settings all allow the claim are left out.
     """

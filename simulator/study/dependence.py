@@ -87,7 +87,6 @@ class Dependence:
 
     Attributes:
         of: "energy", or "carbon" for the carbon ratio that includes manufacturing of the devices.
-        middle: ratio in the central case.
         bars: ratios at both ends of each assumption's range. The widest bar is first.
     """
 

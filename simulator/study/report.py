@@ -33,7 +33,7 @@ from simulator.study.sections import (
     speed,
 )
 from simulator.study.study import Judged, SetupStudy, StudyJudgement, needed_flops_per_s
-from simulator.verdict import OURS, table
+from simulator.verdict import OURS, paragraphs, table
 
 _VIEWS: tuple[tuple[str, tuple[float, float], Callable[[StudyJudgement], Found]], ...] = (
     ("energy", ENERGY_CLAIM, lambda found: found.energy),
@@ -59,46 +59,41 @@ def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iter
         *_conditions(),
         *_figures(figures),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines[1:]) + "\n"
 
 
 def _what(found: Sequence[SetupStudy]) -> list[str]:
     first = found[0].setup
     names = "; ".join(study.setup.name for study in found)
     host = load_assumptions().host_share.value
-    return [
+    return paragraphs(
         "# Training on laptops and phones against a GPU: energy and carbon",
-        "",
         "The paper *arXiv 2507.01803* (HotCarbon 2025) trained language models on laptops and "
         f"phones and says that this took {span(ENERGY_CLAIM)} times less energy than an NVIDIA "
         f"A5000 and caused {span(CARBON_CLAIM)} times less carbon, when making the machines "
         "counts. Here its set-up is simulated and both claims are held against it. Its own tables "
         "of joules could not be read: none of its measurements is in this report, only its set-up.",
-        "",
         f"Set-up: {names}. {first.steps} steps of {first.batch} sequences of {first.seq} tokens in "
         "bf16; links of 10 MB/s both ways; Wi-Fi of 0.5 W. Laptops are M2 Pro in the paper and M1 "
         "Pro here, whose multiplication was measured; phones are Snapdragon 888.",
-        "",
         "Methods: *alone*, one device does it all. *dtfm*, DT-FM (Yuan et al. 2022): layers are "
         "spread over devices that send activations to each other, on all devices (*dtfm-all*, as "
         "in the paper) or on as many as are fastest (*dtfm*); *formula* as DT-FM's paper has it, "
         "*pipelined* with everything overlapped, *serial* with nothing overlapped. *cleave*: "
         "devices multiply tiles and keep nothing; *cleave-2d*: the published tiles; "
         "*cleave-stages*: devices train whole layers for a step.",
-        "",
         "A ratio is what the GPU takes over what the devices take: above 1 the devices take less. "
         "The *central case* counts what the paper's formulae count: devices as they come, chargers "
         "as the rules ask, Wi-Fi, the GPU and its building (PUE), no network; carbon with making "
         "shared out to both by the time used. And, beyond the paper's formulae and in favour of "
         f"the devices, the machine around the GPU ({host:.0%} of the GPU's energy).",
-        "",
         "Speed decides most, and the paper's is not known. In the central case laptops and GPU are "
         "treated alike: training whole layers, each reaches half of what it reaches in "
         "multiplication alone. Tiles are plain multiplications, at all of it; the phone's figure "
         "was measured end to end and is taken as it is. Laptops at all of their speed against a "
         "GPU at half of its own look twice as thrifty: that is a condition here (section 8), not "
         "the central case.",
-    ]
+    )
 
 
 def _claims(found: Sequence[SetupStudy]) -> list[str]:
@@ -119,28 +114,21 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
                     _only_if(each),
                 )
             )
-    return [
-        "",
+    lines = paragraphs(
         "## 1. Do the claims hold?",
-        "",
         "By the paper's own methods, on memory that fits. *Holds* means: the lower end of the "
         "claim or more in every combination of the conditions of section 8. *Only if*: what "
         "every combination in which it holds has; that alone need not be enough.",
-        "",
-        *table(
+        table(
             ("set-up", "claim", "verdict", "ratio, central case", "over all conditions", "only if"),
             rows,
         ),
-        "",
         f"Reading: {_reading(found)}",
-        "",
         "*Attributed*: devices and GPU both carry the share of making them that falls to the time "
         "they are used; that is the paper's view. *Sunk cost*: the devices have been made anyway "
         "and carry none; the GPU was made for the job.",
-        "",
-        *_by_cleave(found),
-        *_one_by_one(found),
-    ]
+    )
+    return [*lines, *_by_cleave(found), *_one_by_one(found)]
 
 
 def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
@@ -152,15 +140,12 @@ def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
         for what, claim, of in _VIEWS:
             cells = (_central([of(j.found) for j in each]) for each in by_method.values())
             rows.append((study.setup.name, f"{span(claim)} times less {what}", *cells))
-    return [
+    return paragraphs(
         "### By Cleave's methods",
-        "",
         "Ratios in the central case on memory that fits, and the verdict: tiles as published, "
         "tiles as this project plans them, and stages. A device alone has no use for them.",
-        "",
-        *table(("set-up", "claim", *(f"`{name}`" for name in OURS)), rows),
-        "",
-    ]
+        table(("set-up", "claim", *(f"`{name}`" for name in OURS)), rows),
+    )
 
 
 def _central(each: Sequence[Found]) -> str:
@@ -181,16 +166,13 @@ def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
     views = product((s.setup.name for s in found), ("energy", "attributed", "sunk"))
     columns = ("condition", "setting", *(f"{name}: {view}" for name, view in views))
     best = "; ".join(f"{study.setup.name}: {study.best.row.name}" for study in found)
-    return [
+    return paragraphs(
         "### One condition at a time",
-        "",
         f"Ratios of the method that takes least energy on memory that fits ({best}), with one "
         "condition changed and the others as in the central case. Bold: as claimed, or more.",
-        "",
-        *table(columns, rows),
-        "",
+        table(columns, rows),
         "Reading: a column without bold figures is a claim that no single condition rescues.",
-    ]
+    )
 
 
 def _met(value: float | None, claim: tuple[float, float]) -> str:
@@ -234,34 +216,28 @@ def _conditions() -> list[str]:
     def count(axes: Iterable[Axis]) -> int:
         return prod(len(axis.settings) for axis in axes)
 
-    return [
-        "",
+    return paragraphs(
         "## 8. The conditions",
-        "",
         f"A claim of energy was held against {count(of_energy)} combinations of the first five "
         f"conditions, one of carbon against {count((*of_energy, *of_carbon))} of all. The first "
         "setting of each is that of the "
         "central case. How many combinations hold is no probability. Laptops' power was measured "
         "at the socket, so that of their chargers' loss only the radio's share is added. Another "
         "share of laptops' speed changes nothing for phones and for tiles.",
-        "",
-        *table(("condition", "settings"), listed((*of_energy, *of_carbon))),
-    ]
+        table(("condition", "settings"), listed((*of_energy, *of_carbon))),
+    )
 
 
 def _figures(figures: Sequence[Input]) -> list[str]:
     rows = [(i.name, i.used, i.range or "-", i.standing.value, i.source or "-") for i in figures]
     names = ", ".join(each.name for each in unconfirmed(figures))
-    return [
-        "",
+    return paragraphs(
         "## 9. Where the figures are from",
-        "",
         "Every energy here is modelled; nothing was measured for this report. *Not confirmed* "
         "means that no source kept with this project says so: "
         f"{names}. What they would change is in sections 1 and 7.",
-        "",
-        *table(("figure", "used", "range", "standing", "source"), rows),
-    ]
+        table(("figure", "used", "range", "standing", "source"), rows),
+    )
 
 
 def _only_if(each: Sequence[Found]) -> str:

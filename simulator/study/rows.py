@@ -42,7 +42,6 @@ class StudyRow:
         needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
         step_s: time of one step in seconds, assuming enough memory.
-        flops: FLOPs of all devices in all steps.
         usage: usage of the devices in all steps, if training reaches `EQUAL_SHARE` of the
             multiplication speed.
         other_usages: maps every other share of the multiplication speed to the usage at that share.
@@ -128,9 +127,7 @@ def simulated(
     model. Methods without a plan yield no row.
 
     Args:
-        seed: random seed of the methods' searches.
         speed: factor for the devices' multiplication speed.
-        names: names of the methods to simulate.
         share: training speed divided by multiplication speed, for set-ups with `trains_slower`.
     """
 
@@ -186,7 +183,6 @@ class GpuRun:
     """The training of a set-up's model on the GPU, with the same batch and number of steps.
 
     Attributes:
-        needed_bytes: memory that the training needs.
         misfit: why the GPU's memory is not enough; empty if the training fits.
         cloud: usage of the GPU, if it reaches `EQUAL_SHARE` of its multiplication speed.
     """

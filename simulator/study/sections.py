@@ -8,7 +8,7 @@ from typing import Final
 from profiles.device_profile import DeviceKind
 from simulator.study.conditions import ENERGY_CLAIM, Found
 from simulator.study.study import Judged, SetupStudy, needed_flops_per_s
-from simulator.verdict import Verdict, table
+from simulator.verdict import Verdict, paragraphs, table
 
 
 def between(values: Iterable[float]) -> str:
@@ -71,27 +71,23 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
                 f"{gpu.cloud.time_s / study.setup.steps:.4g}", "100%", "0",
             )
         )  # fmt: skip
-    return [
-        "",
+    return paragraphs(
         "## 2. What fits, and how long it takes",
-        "",
         "What a device offers is not known of the paper. Two amounts are tried: *given over* to "
         "training (laptops 12 GB, phones 6 GB: chosen) and *lent* beside other use (3 GB and 1 "
         "GB). Where the two make no difference there is one line. Times of what does not fit are "
         "what it would take with memory enough; such lines count for no verdict.",
-        "",
-        *table(
+        table(
             (
                 "set-up", "method", "devices used", "memory each", "needed at most", "fits",
                 "s for a step", "of it multiplying", "GB moved, a step",
             ),
             rows,
         ),
-        "",
         "Reading: methods that keep layers and optimizer on devices need several times the memory "
         "that a device lends. Stages keep no optimizer there, and layers for a step only; tiles "
         "keep nothing and always fit, and pay for it with traffic.",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
@@ -107,27 +103,21 @@ def energy(found: Sequence[SetupStudy]) -> list[str]:
                     quantity(judged.found.gpu.energy_j / 3600), *_held(judged, held),
                 )
             )  # fmt: skip
-    return [
-        "",
+    return paragraphs(
         "## 3. Energy",
-        "",
-        *table(
+        table(
             ("set-up", "method", "memory", "devices Wh", "GPU Wh", *_HELD, "verdict", "only if"),
             rows,
         ),
-        "",
         "![Wh by part](energy.png)",
-        "",
         "Reading: Wh in the central case of what fits, by what they go into. Where the bar is "
         "mostly *waiting* or *radio*, the network makes the devices wait; where it is "
         "*multiplying*, only faster or thriftier devices help. The parameter server of Cleave is "
         "in no bar: what it draws is unknown.",
-        "",
         "![Ratios over all conditions](ratios.png)",
-        "",
         "Reading: a claim holds where the whole bar is in the green or to the right of it, and "
         "holds only if some condition is met where a part of it is.",
-    ]
+    )
 
 
 def carbon(found: Sequence[SetupStudy]) -> list[str]:
@@ -149,30 +139,24 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
                         *_held(judged, held),
                     )
                 )  # fmt: skip
-    return [
-        "",
+    return paragraphs(
         "## 4. Carbon",
-        "",
         "Two views, since the choice decides the conclusion: see section 1.",
-        "",
-        *table(
+        table(
             (
                 "set-up", "method", "memory", "view", "devices g, electricity + making",
                 "GPU g, electricity + making", *_HELD, "verdict", "only if",
             ),
             rows,
         ),
-        "",
         "Reading: a device that waits long is used long, so a slow method carries more of its "
         "making. Where making outweighs electricity, the view decides. The parameter server of "
         "Cleave is in no line, neither its electricity nor its making: which machine it is, is not "
         "known.",
-        "",
         "![Carbon against utilisation](in-use.png)",
-        "",
         "Reading: attributed carbon of the best line that fits, in the central case, if devices "
         "and GPU last 2, 3 or 4 years and are in use 20 to 80 % of that.",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def speed(found: Sequence[SetupStudy]) -> list[str]:
@@ -187,29 +171,24 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
             never = f"never, up to {points[-1][0] / 1e12:.3g}"
             at = never if needed is None else f"{needed / 1e12:.2g}"
             rows.append((study.setup.name, method, here, such, at))
-    return [
-        "",
+    return paragraphs(
         "## 5. How fast a device must be",
-        "",
         "The same power, another speed: from which speed on do the devices take 1.5 times less "
         "energy than the GPU, in the central case? Speeds of laptops are in multiplication alone, "
         "of which training reaches half and tiles all; those of phones are end to end. The largest "
         "memory of section 2.",
-        "",
-        *table(
+        table(
             (
                 "set-up", "method", "TFLOP/s of a device here", "such devices, and newer ones",
                 "TFLOP/s needed",
             ),
             rows,
         ),
-        "",
         "![Energy against speed](speed.png)",
-        "",
         "Reading: the black line is the device as it is here, the grey band what was measured of "
         "such devices and newer ones. Curves that level off below the green are held back by the "
         "links, not by the device.",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
@@ -229,30 +208,26 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
                     "yes" if compute <= _PHONE_OVER_CLOUD else "no, more",
                 )
             )  # fmt: skip
-    return [
-        "",
+    return paragraphs(
         "## 6. The contrary finding",
-        "",
         "Google (*Communications of the ACM* 2024) finds that chargers take about "
         f"{_CHARGER_OVER_PHONE} times what phones use, and that training on phones takes up to "
         f"{_PHONE_OVER_CLOUD} times the energy of computing in a data centre, and up to 25 times "
         "the carbon at equal energy. Here, joules that phones spend on multiplying over those of "
         "the bare card for the same work:",
-        "",
-        *table(
+        table(
             (
                 "set-up", "method", "TFLOP/s of a phone", "phones over GPU, computing alone",
                 f"with chargers of {_CHARGER_OVER_PHONE}", f"within {_PHONE_OVER_CLOUD} times",
             ),
             rows,
         ),
-        "",
         "Reading: both findings can be true, of different phones. The measured speed of this phone "
         "is that of a framework on its processor, a lower bound; the other line is the fastest "
         "phone that was measured, at the same power. Which phone it is decides between the two "
         "papers more than any way of accounting. The 25 times cannot be checked: the grids and "
         "the machines behind it are not known here.",
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
@@ -260,14 +235,12 @@ def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
 
     `tornados` lists the file names of the tornado plots, in the order of `figures.tornado_files`.
     """
-    lines = [
-        "",
+    lines = paragraphs(
         "## 7. What it depends on",
-        "",
         "The best line of each set-up that fits, in the central case, with one assumption at a "
         "time at its ends. Green is as claimed; a bar that reaches it is an assumption that makes "
         "or breaks the claim on its own.",
-    ]
+    )
     files = iter(tornados)
     for study in found:
         for dependence in study.dependences:
@@ -276,13 +249,11 @@ def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
                 f"{ratio(bar.high)})"
                 for bar in dependence.bars[:3]
             )
-            lines += [
-                "",
+            lines += paragraphs(
                 f"![{study.setup.name}: {dependence.of}]({next(files)})",
-                "",
                 f"Reading: {study.setup.name}, {dependence.row.name}, {dependence.of} "
                 f"{ratio(dependence.middle)}; most depends on {widest}.",
-            ]
+            )
     return lines
 
 

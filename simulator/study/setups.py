@@ -37,7 +37,6 @@ class Setup:
 
     Attributes:
         title: number and type of devices, such as "4 laptops".
-        model: name of the trained model.
         profile: profile of every device.
         offers: memory offers to simulate, with the largest offer first.
         trains_slower: True if the profile's speed was measured in matrix multiplication alone, so

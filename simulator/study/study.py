@@ -70,7 +70,6 @@ class SetupStudy:
     """The results for a set-up.
 
     Attributes:
-        gpu: the same training on the GPU.
         rows: results for each method and memory offer.
         speeds: maps each method that fits to pairs of device throughput (FLOP/s) and energy ratio
             in the central case. The power of a device does not depend on its throughput.

@@ -14,6 +14,7 @@ from cleave.planner.forecast import Forecast, refused
 from cleave.planner.plan import Method
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
+from cleave_cli import machine_checks as machine_checks_of
 from cleave_cli.machine_checks import Verdict, fit, machine_checks
 from tests.integration.processes import here
 
@@ -130,7 +131,10 @@ def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
         (("--model", "opt-125m", "--batch", "0"), "--batch is 0; give 1 or more"),
     ],
 )
-def test_what_people_get_wrong(arguments: tuple[str, ...], said: str) -> None:
+def test_what_people_get_wrong_is_said_before_anything_is_measured(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks_of, "machine_checks", None)
     done = here("doctor", *arguments, "--json")
     assert done.returncode == 2
     assert said in done.stderr

@@ -327,19 +327,6 @@ def test_a_run_is_computed_and_answered() -> None:
     assert (core.blocks, core.flops) == (1, 60)
 
 
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
-def test_shapes_of_transposed_pairs(transpose_a: bool, transpose_b: bool) -> None:
-    a1, a2 = ((3, 2), (4, 2)) if transpose_a else ((2, 3), (2, 4))
-    b1, b2 = ((5, 3), (5, 4)) if transpose_b else ((3, 5), (4, 5))
-    core = _tile_core(_put(1, *a1), _put(2, *b1), _put(3, *a2), _put(4, *b2))
-    run = _run(1, 1, 2, 3, 4, transpose_a=transpose_a, transpose_b=transpose_b)
-    order = _only(core.received(run))
-    assert (order.rows, order.columns) == (2, 5)
-    assert order.flops == 2 * 2 * 5 * (3 + 4)
-    assert [(a.rows, b.rows) for a, b in order.pairs] == [(a1[0], b1[0]), (a2[0], b2[0])]
-
-
 def test_an_array_dropped_under_a_run_is_still_multiplied() -> None:
     core = _tile_core(_put(1, 2, 3), _put(2, 3, 5))
     order = _only(core.received(_run(1, 1, 2)))

@@ -80,39 +80,14 @@ def test_loss_slows_as_tcp_does(loss: float) -> None:
 # --- drift ---
 
 
-@pytest.mark.parametrize("hurst", [0.5, 0.8, pytest.param(0.95, marks=pytest.mark.nightly)])
-def test_noise_has_unit_variance_and_the_correlation_of_its_exponent(hurst: float) -> None:
-    """At lag 1 fractional Gaussian noise correlates by 2^(2H-1) - 1."""
-    values = np.array(
-        [
-            [noise[i] for i in range(64)]
-            for noise in (FractionalNoise(hurst, np.random.default_rng(s)) for s in range(3000))
-        ]
-    )
-    assert values.mean() == pytest.approx(0, abs=0.05)
-    assert values.var() == pytest.approx(1, rel=0.05)
-    correlation = (values[:, 1:] * values[:, :-1]).mean()
-    assert correlation == pytest.approx(2 ** (2 * hurst - 1) - 1, abs=0.03)
-
-
 @pytest.mark.parametrize("hurst", [0.5, 0.8])
 def test_means_over_longer_times_settle_as_slowly_as_published(hurst: float) -> None:
     """The variance of means over n values is n^(2H-2)."""
     rows = [FractionalNoise(hurst, np.random.default_rng(s)) for s in range(600)]
     values = np.array([[noise[i] for i in range(1024)] for noise in rows])
-    for n in (8, 64, 512):
+    for n in (1, 8, 64, 512):
         means = values.reshape(len(rows), -1, n).mean(axis=2)
         assert means.var() == pytest.approx(n ** (2 * hurst - 2), rel=0.2)
-
-
-def test_a_drifting_link_keeps_its_mean_rate() -> None:
-    carried = []
-    for seed in range(40):
-        link = drifting(0.5, seed=seed)
-        while link.free_s < 1000:
-            link.transmit(0.0, 10**5)
-            carried.append(10**5 / 1000)
-    assert sum(carried) / 40 == pytest.approx(1e6, rel=0.05)
 
 
 def test_the_rate_of_each_interval_is_what_its_noise_says() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 from cleave.energy.assumptions import Figure, load_assumptions
-from profiles.device_profile import DeviceKind
 
 
 def test_every_figure_lies_in_its_range_and_has_a_source() -> None:
@@ -25,9 +24,3 @@ def test_every_figure_lies_in_its_range_and_has_a_source() -> None:
     # What multiplies energy never makes it less.
     assert made.pue.low >= 1
     assert all(figure.low >= 1 for figure in made.supply_ratio.values())
-
-
-def test_making_a_typical_desktop_is_a_median_of_makers_sheets() -> None:
-    made = load_assumptions().embodied_gco2e[DeviceKind.DESKTOP]
-    assert (made.low, made.value, made.high) == (187_100, 248_800, 408_400)
-    assert made.source == "median of 157 desktops"

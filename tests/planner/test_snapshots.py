@@ -30,11 +30,6 @@ def test_without_losses_the_idle_uplink_is_the_limit() -> None:
     assert never.step_with_losses_s(1) == never.step_s
 
 
-def test_without_an_idle_uplink_it_is_youngs_square_root() -> None:
-    busy = replace(COSTS, idle_s=0, restart_s=0)
-    assert busy.best_interval() == math.ceil(math.sqrt(2 / 3 * 1000 * 6000 / (30 * 100)))
-
-
 def test_an_average_step_by_hand() -> None:
     # An upload takes d steps: 1000 = d (20 + (200 + 30 (50 + d)) / 60), so d is 17.5.
     lost = (200 + 30 * (50 + 17.516)) / 6000

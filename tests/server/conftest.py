@@ -10,6 +10,12 @@ import pytest
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
 from cleave.server.store.writer import StoreWriter
+from tests.server.clocks import Clock
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

@@ -45,11 +45,6 @@ VIEWER = "viewer's token"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def access(clock: Clock) -> Iterator[Access]:
     access = Access(Store(None), TOKEN, VIEWER, clocks=clock.clocks)
     yield access
@@ -410,17 +405,6 @@ def test_whose_a_device_is_holds_at_once_and_the_latest_word_is_written(trouble:
     trouble.end()
     assert not come(access, device.credential).own
     assert not come(trouble.again(), device.credential).own
-
-
-def test_faults_are_counted_once_whether_they_are_written_or_not(trouble: Trouble) -> None:
-    access = trouble.access
-    device = come(access, access.pair().text)
-    access.faulted(device.identity, "wrong", 1.0)
-    trouble.begin("locked")
-    access.faulted(device.identity, "wrong", 1.0)
-    assert come(access, device.credential).faults == 2
-    trouble.end()
-    assert come(access, device.credential).faults == 2
 
 
 # --- revoked devices and the codes they came by ---

@@ -56,11 +56,6 @@ class Sessions:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def access(clock: Clock) -> Iterator[Access]:
     access = Access(Store(None), "token", clocks=clock.clocks)
     yield access

@@ -110,11 +110,6 @@ class Fleet:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def fleet(clock: Clock) -> Fleet:
     return Fleet(clock)
 

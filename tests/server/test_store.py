@@ -118,37 +118,6 @@ def test_a_code_is_used_as_often_as_it_is_for(store: Store) -> None:
     assert store.code(b"y") is None
 
 
-def test_a_void_code_is_of_no_use_and_devices_remember_theirs(store: Store) -> None:
-    code = store.add_code(b"x", 2, NOW_S + 600, NOW_S)
-    device = store.redeem(code.id, "d", b"1", NOW_S)
-    assert device is not None
-    assert device.code == code.id
-    store.void(code.id, "lost")
-    assert store.redeem(code.id, "d", b"2", NOW_S) is None
-    (found,) = store.codes()
-    assert (found.used, found.void, found.is_open(NOW_S)) == (1, "lost", False)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_who_comes_by_a_code_for_own_devices_is_one(path: Path, own: bool) -> None:
-    store = Store(path)
-    code = store.add_code(b"x", 2, NOW_S + 600, NOW_S, own=own)
-    assert code.own is own
-    first, second = (store.redeem(code.id, "d", bytes([i]), NOW_S) for i in range(2))
-    assert first is not None
-    assert second is not None
-    assert first.own is second.own is own
-    store.mark_own(first.id, not own)
-    store.close()
-    again = Store(path)
-    assert [device.own for device in again.devices()] == [not own, own]
-    assert again.device_of(b"\0") == again.find_device("d") == again.devices()[0]
-    (listed,) = again.codes()
-    assert listed.own is own
-    assert again.code(b"x") == listed
-    again.close()
-
-
 def test_reading_does_not_wait_for_writing(path: Path) -> None:
     """Another process holds the file for writing: what is known can be asked all the same."""
     store = Store(path, busy_s=0.01)
@@ -161,22 +130,6 @@ def test_reading_does_not_wait_for_writing(path: Path) -> None:
     other.execute("COMMIT")
     other.close()
     store.fault(device.id, "wrong", 1.0, NOW_S)
-    store.close()
-
-
-def test_faults_before_a_release_count_no_more() -> None:
-    store = Store(None)
-    device = add_device(store)
-    for at_s in (1.0, 2.0, 3.0):
-        store.fault(device.id, "wrong", 1.5, NOW_S + at_s)
-    assert store.faults_since(device.id, NOW_S + 2) == [(NOW_S + 2, 1.5), (NOW_S + 3, 1.5)]
-    store.stand(device.id, AccessStatus.ADMITTED, "", NOW_S + 3)
-    assert store.faults_since(device.id, NOW_S) == []
-    store.fault(device.id, "wrong", 1.0, NOW_S + 4)
-    assert store.faults_since(device.id, NOW_S) == [(NOW_S + 4, 1.0)]
-    found = store.device(device.id)
-    assert found is not None
-    assert found.faults == 4
     store.close()
 
 

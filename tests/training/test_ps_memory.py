@@ -11,6 +11,7 @@ from torch import nn
 
 import cleave
 from cleave.errors import UsageError
+from cleave.planner.stages.model import PsCompute
 from cleave.training.loop import ps_memory
 from cleave.training.loop.job import JobSpec, MemoryMode
 from cleave.training.loop.ps_memory import check_memory, memory_mode
@@ -93,6 +94,9 @@ def test_a_step_that_only_stages_have_room_for_is_refused_without_them(
 ) -> None:
     """Here, the fleet is too slow for stages, and this machine has too little memory."""
     monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 40e6)
+    monkeypatch.setattr(
+        "cleave.training.loop.job_fleet.measured_server", lambda *_: PsCompute(1e11, 0.0)
+    )
     job = {"model": "opt-nano", "data": str(corpus_file), "batch": 400, "seq": 32, "steps": 1}
     runner = JobRunner(tmp_path)
     runner.check({"job": job})

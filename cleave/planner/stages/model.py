@@ -126,7 +126,6 @@ class StageModel:
         loss: costs of all modules after the last layer, including the LM head and the loss.
         width: elements per token of an activation between layers.
         element_bytes: bytes per element of an activation in messages.
-        tokens: number of tokens in each micro-batch.
         embeds: whether the embedding is trained, so the first layer must return its input gradient.
         coded_ratio: compressed size of weights and activations divided by their uncompressed size.
         gradient_coded_ratio: the same ratio for weight gradients.

@@ -248,7 +248,6 @@ class _Judge:
         """Simulate candidates and their best changes, and return the fastest plan so far.
 
         Args:
-            candidates: arrangements, at least one.
             requests: number of micro-batch passes that may be simulated.
         """
         self.requests_left = requests

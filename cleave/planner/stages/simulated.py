@@ -56,7 +56,6 @@ class PassMessages(NamedTuple):
     """The messages of one micro-batch pass between the PS and a device.
 
     Attributes:
-        sent: messages to the device.
         sends: sizes in bytes of the messages that the device returns for each chunk, last first.
         x_s, y_s: total transfer times in seconds on the downlink, and on the uplink.
     """
@@ -103,7 +102,6 @@ class SimulatedDevice:
             results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
             become free. `received_s` is used only if the PS's card limits no transfer.
-        under_way: number of requests in flight.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
         weights_s, x_s: total transfer time of weights, and of activations, on the downlink.
@@ -188,7 +186,6 @@ class SimulatedStage:
             forward: whether this is a forward pass; if not, it is a backward pass.
             keep: what the device retains of the micro-batch after a forward pass, or has retained
                 for a backward pass.
-            coded: whether the messages are compressed.
         """
         activation = float(tokens * model.width * model.element_bytes)
         x = activation

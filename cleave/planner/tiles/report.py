@@ -176,8 +176,6 @@ class StepReport:
     """The plans of all GEMMs of a training step.
 
     Attributes:
-        reports: one report for each GEMM, in the order of submission.
-        counts: number of times that each GEMM occurs in the step.
         together: submissions of several GEMMs, and of GEMMs that reuse operands on devices.
     """
 

@@ -68,7 +68,6 @@ class Trials:
         """Start a READY device's trial if one is due. End a trial that takes too long.
 
         Args:
-            busy: whether the device has tasks.
             alone: whether this is the only device that is available for tasks.
         """
         if session.trial is not None:

@@ -39,7 +39,6 @@ def reassign(
 
     Args:
         remaining_s: maps a device to the predicted remaining time of its tasks, in seconds.
-        able: returns whether a device can run a task.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()

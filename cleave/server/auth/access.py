@@ -118,7 +118,6 @@ class Access:
         retry_s: time after which a failed write to the store is retried, in seconds.
 
     Attributes:
-        server: id of the server.
         statuses: permissions of devices, and void join codes, including changes not yet stored.
         on_redeemed: called in the server's event loop after a device exchanges a join code.
     """

@@ -241,7 +241,6 @@ def build_corpus(
         validation_fraction: approximate fraction of the documents assigned to the validation split,
             between 0 and 1.
         max_tokens: number of tokens after which Cleave stops reading a source.
-        progress: called with each progress message.
 
     Raises:
         UsageError: if `validation_fraction` is invalid, if a source cannot be read, or if `source`

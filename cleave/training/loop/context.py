@@ -18,7 +18,6 @@ class TrainContext:
 
     Attributes:
         fleet: the fleet that computes; None to train with plain PyTorch on this machine.
-        report: called with every record.
         stop: returns True if the run should end early; called between steps and while the run waits
             for devices or disk space.
         clock: returns the wall time in seconds.

@@ -52,7 +52,6 @@ class JobFleet:
 
     Args:
         journal: stores the results of GEMMs; None to store no results.
-        checkpointing: whether the model uses activation checkpointing.
         presence: called with the new `FleetPresence` whenever it changes.
         stuck: called with the reason if no device can compute a matrix multiplication.
         applied: returns True if the current step has already updated some parameters.

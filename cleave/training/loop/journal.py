@@ -61,7 +61,6 @@ class JournalCounters:
         spent_s: time that the training thread spent on the journal and early checkpoints, in
             seconds.
         write_s: time that the writer thread spent writing, in seconds.
-        taken: number of products read from the journal.
         saved_s: time that the products read from the journal originally took, in seconds.
     """
 
@@ -102,7 +101,6 @@ class Journal:
 
     Args:
         base: step of the latest checkpoint. Journal files of other checkpoints are removed.
-        say: called with messages for the user.
         queue_bytes: maximum size of the write queue in bytes.
 
     Attributes:

@@ -64,8 +64,6 @@ class ComparedRun:
     """The training losses of another run, and their differences from this run's losses.
 
     Attributes:
-        losses: losses of the other run by step.
-        steps: number of compared steps.
         most: largest difference between the two losses of one step, as a fraction of the other
             run's loss; infinity if a loss of this run was not finite.
     """

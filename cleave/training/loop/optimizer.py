@@ -172,7 +172,6 @@ class DeviceUpdates:
     """Updates of parameters that devices do, because their state stays there.
 
     Attributes:
-        names: names of the parameters.
         squares: returns the sum of the parameters' squared gradients in the current step.
         update: updates the parameters, given the learning rate and the factor by which clipping
             multiplies gradients.
@@ -200,8 +199,6 @@ class Optimizer:
 
     Attributes:
         applied: True if the current step has already updated some parameters.
-        parameters: all trained parameters by name.
-        rule: kind and settings of the optimizer.
         on_devices: the updates that devices do; None if this optimizer does all of them.
         update_s: total time, in seconds, of clipping and updates after backward passes.
     """

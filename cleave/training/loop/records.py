@@ -33,7 +33,6 @@ class StepRecord:
         step: number of the step, counted from 1.
         loss: mean cross-entropy before the update, in nats per learned token, plus the auxiliary
             loss of a mixture of experts.
-        tokens: number of input tokens in the step.
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, or `local` (on the PS alone).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
@@ -166,7 +165,6 @@ class DoneRecord:
     Attributes:
         steps: number of completed steps, including the steps of earlier processes.
         first_loss, loss: losses of this process's first and last steps; NaN if it ran no step.
-        stopped: whether the run was stopped before its last step.
         offload: the job's `--offload`: `all` or `auto`.
         gemms: number of GEMMs that could use tiles, computed by the fleet or the PS.
         kept_gemms: number of those GEMMs for which the PS is predicted to be faster. The PS

@@ -150,9 +150,6 @@ def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = 
 
     Layers of a size that `can_quantize` rejects are left unchanged. Adapters cannot be merged into
     quantized layers: the `merge` method of the adapters' layer raises UsageError.
-
-    Args:
-        keep: modules to leave unquantized.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for parent in {module: None for layers in lists for module in layers.modules()}:

@@ -73,7 +73,6 @@ class Exported:
     """Result of an export.
 
     Attributes:
-        parameters: number of elements of all exported tensors.
         whole: False if only adapters were exported.
         remark: message if a step without a checkpoint had a lower held-out loss; otherwise empty.
     """

@@ -80,8 +80,6 @@ def write_gguf(
     """Write a GGUF file.
 
     Args:
-        path: path of the new file.
-        name: name of the model in the file.
         config: the model's configuration, which `check_gguf` has accepted.
         description: folder with the tokenizer and the chat template.
         weights: the weights by parameter name, without a tied LM head.

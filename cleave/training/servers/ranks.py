@@ -61,7 +61,6 @@ class Ranks(Protocol):
 
     Attributes:
         rank: index of this rank, from 0. Rank 0 writes the run folder.
-        count: number of ranks.
     """
 
     rank: int
@@ -255,10 +254,6 @@ def owners_of(sizes: Sequence[int], count: int) -> list[int]:
     A rank stores a gradient and two optimizer moments of each parameter that it owns. In addition,
     every rank stores the largest parameter's gradient until that gradient is summed. The largest
     parameter is usually the embedding, whose gradient is complete last.
-
-    Args:
-        sizes: number of elements of each parameter.
-        count: number of ranks.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)

@@ -55,8 +55,6 @@ def speed_after(rows_per_s: float, rows: int, seconds: float, capacity: float) -
     Args:
         rows_per_s: previous speed in rows per second, divided by the fleet's capacity in FLOP/s. It
             is 0 before the first prediction or step.
-        rows: number of rows that the server computed.
-        seconds: duration of the step.
         capacity: the fleet's capacity in FLOP/s.
     """
     if capacity <= 0:
@@ -73,7 +71,6 @@ def deal_again(rows: int, speeds: Sequence[float], kept: list[int]) -> list[int]
     """Return the number of rows that each server computes in the next step.
 
     Args:
-        speeds: relative speed of each server.
         kept: row counts of the previous step. They are returned unchanged if they add up to `rows`
             and new counts would not save enough time.
     """

@@ -63,8 +63,6 @@ def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
     """Return all exchanges of a step, in order.
 
     Args:
-        passes: number of passes in the step.
-        layers: number of layers of the model.
         backward: True if each pass is a forward and a backward pass, False for forward passes only.
     """
     found = [Exchange(0, Kind.FORWARD, OUTSIDE)]
@@ -87,7 +85,6 @@ class _Unit:
     """Weights that are gathered together: one layer's weights, or all weights outside the layers.
 
     Attributes:
-        weights: all weights of the unit by name.
         others: the weights of the unit that other servers own.
         owners: rank that owns each of `weights`, in the same order.
     """

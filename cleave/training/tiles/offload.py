@@ -49,8 +49,6 @@ class Stayed:
 
     Attributes:
         parameters: number of the module's own parameters, without the parameters of submodules.
-        reason: why the module is not offloaded.
-        multiplies: whether the module multiplies activations by its parameters.
     """
 
     parameters: int
@@ -464,9 +462,6 @@ class hold_weights:  # noqa: N801 - reads as a statement
     """Context manager in which devices retain received weights, for gradient accumulation.
 
     The weights must not change within the context. Leave the context before the optimizer step.
-
-    Args:
-        model: a model that is offloaded by tiles.
     """
 
     def __init__(self, model: nn.Module) -> None:
