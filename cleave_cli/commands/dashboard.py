@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 from typer import Option
@@ -43,9 +43,8 @@ def dashboard(
     if operator:
         from cleave.transport.join_url import parse_join_url, read_url
 
-        url = parse_join_url(read_url(running_server(server, data)))
-        # The page needs no fingerprint, because the browser checks the certificate.
-        answer = {"url": replace(url, fingerprint="").page("/")}
+        token = parse_join_url(read_url(running_server(server, data))).credential
+        answer = {"url": f"{answer['url'].partition('#')[0]}#c={quote(token, safe='')}"}
     if as_json:
         typer.echo(json.dumps(answer))
         return

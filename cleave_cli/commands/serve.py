@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 from typer import Option
@@ -108,6 +109,13 @@ def serve(
     insecure_lan: Annotated[
         bool, Option("--insecure-lan", help="Allow other machines to join without TLS.")
     ] = False,
+    public_url: Annotated[
+        str,
+        Option(
+            help="Address of a tunnel or reverse proxy that leads here, such as "
+            "wss://example.org:8765. Join URLs name it. TLS ends here, unless --tls is off."
+        ),
+    ] = "",
     allow_origin: Annotated[
         list[str] | None,
         Option(help="Origin of browsers that may join: https://example.org; repeatable."),
@@ -171,6 +179,8 @@ def serve(
 
       cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
 
+      cleave serve --public-url wss://relay.example.org:8765
+
       cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
     # Busy-waiting threads make small operations 20 times slower while another thread, such as the
@@ -199,6 +209,11 @@ def serve(
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
     if servers > 1:
+        if public_url:
+            raise UsageError(
+                f"--public-url {public_url} leads to one server, and --servers is {servers}: each "
+                f"needs an address that devices reach; give --servers 1"
+            )
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
@@ -257,6 +272,7 @@ def serve(
                 folder=server_app.folder.path if server_app.folder is not None else None,
                 insecure_lan=insecure_lan,
                 allow_origins=tuple(allow_origin or ()),
+                public_url=public_url,
             ),
             allowed=ConnectionLimits(
                 waiting_per_address=max_waiting,
@@ -267,7 +283,7 @@ def serve(
         listening = serving(server_app, config, runs.absolute(), cluster, electricity)
         with listening as (server, runner), ExitStack() as ending:
             if compute == "auto" and servers == 1:
-                url = server.join_url(server_app.own_credential)
+                url = server.direct_join_url(server_app.own_credential)
                 server.live.own_device = ending.enter_context(_own_device(url))
 
             def job_happened(kind: EventKind, text: str) -> None:
@@ -350,6 +366,8 @@ def _welcome(
         _show(page_url)
     if here := only_here(page_url):
         typer.echo(f"{here}\n", err=True)
+    if relayed := _relayed(server):
+        typer.echo(f"{relayed}\n", err=True)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
     if Pages.of_package().complete:
         typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
@@ -359,6 +377,20 @@ def _welcome(
             "do that with `make web` (Node.js), and start the server again\n",
             err=True,
         )
+
+
+def _relayed(server: Server) -> str:
+    """Return where the relay of --public-url has to lead; empty without a relay."""
+    outside, own = (urlsplit(url) for url in (server.address, server.operator_url))
+    if outside.netloc == own.netloc:
+        return ""
+    text = f"devices connect to {outside.netloc}, which has to lead to {own.netloc}"
+    if outside.scheme != own.scheme:
+        text += (
+            "; TLS has to end there, with a certificate that devices trust, and what runs there "
+            "reads everything (to prevent that, leave out --tls off)"
+        )
+    return text
 
 
 def _show(page_url: str) -> None:
