@@ -87,6 +87,19 @@ def interface_addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def outside_addresses(host: str) -> tuple[str, ...]:
+    """Return the IP addresses at which other machines reach a server that listens on `host`.
+
+    The address on the default route comes first. Requires `ifaddr` if `host` stands for all
+    addresses.
+    """
+    if is_everywhere(host):
+        found = [reachable_host(host), *interface_addresses()]
+    else:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+    return tuple(dict.fromkeys(each for each in found if not is_loopback_address(each)))
+
+
 def bracketed(host: str) -> str:
     """Return a host in URL syntax, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host

@@ -24,6 +24,7 @@ from typer import Option
 from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
+from cleave.transport.addresses import is_loopback
 from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.options import need_train_extra, only_here
 from cleave_cli.render.qr import qr_code
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
     from cleave.training.loop.run_job import JobRunner
+    from cleave.transport.discovery import Announcement
 
 
 _logger = logging.getLogger(__name__)
@@ -116,6 +118,14 @@ def serve(
             "wss://example.org:8765. Join URLs name it. TLS ends here, unless --tls is off."
         ),
     ] = "",
+    announce: Annotated[
+        bool,
+        Option(
+            "--announce",
+            help="Announce this server on the local network, so that `cleave join` finds it. "
+            f"Devices still need a join code. Needs zeroconf: {to_install('lan')}.",
+        ),
+    ] = False,
     allow_origin: Annotated[
         list[str] | None,
         Option(help="Origin of browsers that may join: https://example.org; repeatable."),
@@ -208,6 +218,16 @@ def serve(
             raise UsageError(f"{option} is {text!r}, {len(text)} characters; give {most} at most")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
+    if announce and is_loopback(host):
+        raise UsageError(
+            f"--announce is for other machines, and --host is {host}, which they do not reach; "
+            f"give --host 0.0.0.0"
+        )
+    if announce and tls_cert is not None:
+        raise UsageError(
+            f"--announce names addresses, and devices check the names in {tls_cert}; leave out "
+            f"--announce and give devices the join URL, or leave out --tls-cert"
+        )
     if servers > 1:
         if public_url:
             raise UsageError(
@@ -228,6 +248,7 @@ def serve(
     from cleave.server.jobs.job_energy import SAMPLE_S
     from cleave.server.jobs.jobs import Jobs
     from cleave.transport.connection_limits import ConnectionLimits
+    from cleave.transport.discovery import announced
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
@@ -296,6 +317,8 @@ def serve(
                 _logger.warning(
                     "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason
                 )
+            if announce:
+                ending.enter_context(announced(_announcement(server, host, title.strip())))
             code = None if credential else server_app.access.pair()
             _welcome(server, credential, code, server_app.url_file, as_json=as_json)
             if code is not None:
@@ -324,6 +347,23 @@ def _own_device(url: str) -> Iterator[OwnDevice]:
             yield device
         finally:
             device.stop()
+
+
+def _announcement(server: Server, host: str, title: str) -> Announcement:
+    """Return what a server that listens on `host` announces on its network."""
+    from cleave.transport.addresses import outside_addresses
+    from cleave.transport.discovery import Announcement
+
+    own = urlsplit(server.operator_url)
+    assert own.port is not None
+    return Announcement(
+        name=socket.gethostname(),
+        title=title,
+        addresses=outside_addresses(host),
+        port=own.port,
+        fingerprint=server.fingerprint,
+        secure=own.scheme == "wss",
+    )
 
 
 def stopping(job: TrainingJob | None) -> str:
