@@ -160,8 +160,8 @@ def only_here(url: str) -> str:
     if not is_loopback(host):
         return ""
     return (
-        f"{host} is this machine alone: for phones and other machines, start the server with "
-        f"`cleave serve --host 0.0.0.0`"
+        f"{host} is this machine alone, so no phone can scan this address: for phones and other "
+        f"machines, start the server with `cleave serve --host 0.0.0.0`"
     )
 
 

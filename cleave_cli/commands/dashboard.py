@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from cleave_cli.operator_link import Data, Server, ask, running_server
-from cleave_cli.options import Json
+from cleave_cli.options import Json, only_here
 from cleave_cli.render.qr import qr_code
 from cleave_cli.render.text import say
 
@@ -49,5 +49,5 @@ def dashboard(
         typer.echo(json.dumps(answer))
         return
     say(answer["url"], err=False)
-    if qr:
+    if qr and not only_here(answer["url"]):
         typer.echo(qr_code(answer["url"]), err=True)

@@ -436,7 +436,7 @@ def _relayed(server: Server) -> str:
 def _show(page_url: str) -> None:
     """Print a join URL that is valid for one device, as text and, on a terminal, as a QR code."""
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not only_here(page_url):
         typer.echo(qr_code(page_url), err=True)
     typer.echo("for more devices, or later: cleave pair\n", err=True)
 

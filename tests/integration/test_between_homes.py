@@ -186,6 +186,13 @@ def test_commands_print_the_public_address(tmp_path: Path) -> None:
         pair = here("pair", *data)
         assert f"cleave join '{page}/join#c=" in pair.stdout
         assert "machine alone" not in pair.stderr
+        assert "▀" in pair.stderr
+        picture = tmp_path / "code.png"
+        assert here("pair", *data, "--png", str(picture)).returncode == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        nowhere = here("pair", *data, "--png", str(tmp_path / "no" / "x.png"))
+        assert (nowhere.returncode, "x.png cannot be written" in nowhere.stderr) == (2, True)
+        assert "▀" in here("dashboard", *data).stderr
         for options in ((), ("--operator",)):
             told = json.loads(here("dashboard", *data, "--json", *options).stdout)
             assert told["url"].startswith(f"{page}/#c=")
