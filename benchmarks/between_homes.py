@@ -286,6 +286,7 @@ def travel(way: Way, homes: Homes, steps: int, folder: Path) -> Travel:
                 where = ("--host", _SERVER_INSIDE, *public_url)
         data = str(folder / "data")
         serving = (*_CLEAVE, "serve", *where, "--data", data, "--compute", "off", "--json")
+        serving += ("--runs", str(folder / "runs"))
         server = processes.start("server", homes.inside("server", *serving))
         processes.await_record(server, lambda record: record["event"] == "listening")
 

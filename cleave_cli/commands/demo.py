@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from cleave.errors import CleaveError
-from cleave_cli.options import Json, human_bytes, need_train_extra
+from cleave_cli.options import Json, human_bytes, need_train_extra, writes
 from cleave_cli.own_server import own_devices
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
 _TRIES: Final = 3  # speed measurements; the fastest counts, as other programs may disturb some
 _CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
-_LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding error of a loss
+# Relative. AdamW's first steps amplify rounding: ten steps differ by up to 8e-5.
+_LARGEST_DIFFERENCE: Final = 5e-4
 
 
 def demo(
@@ -83,6 +84,7 @@ def demo(
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a small model on this machine and on devices; return the losses and the traffic."""
     import cleave
+    from cleave_cli.render.demo import draw_losses
 
     plain: list[float] = []
     say("   First on this machine, then the devices start ...")
@@ -112,6 +114,9 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
         left = server.fleet.device_count
     losses = [record.loss for record in found]
     off = [abs(one - other) / other for one, other in zip(losses, plain, strict=True)]
+    plot = folder / "losses.png"
+    with writes(plot):
+        draw_losses(plot, plain, losses, _DEVICES, _KILLED_AFTER)
     return {
         "model": _MODEL,
         "devices": _DEVICES,
@@ -124,6 +129,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
         "uplink_bytes": sum(record.uplink_bytes for record in found),
         "seconds": sum(record.wall_s for record in found),
         "run_folder": str(folder),
+        "plot": str(plot),
     }
 
 
@@ -190,7 +196,8 @@ What this shows
    real       {steps} steps took the devices {small["seconds"]:.1f} s;
               they got {down} and sent {up}
    simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
-   plot       {_seen_from_here(Path(small["run_folder"]))}/loss.png
+   plot       {_seen_from_here(Path(small["plot"]))}
+              shows both curves, and when the device was killed
    all of it  {took_s:.0f} s
 
 Next
@@ -203,7 +210,7 @@ Next
        when a fleet is worth it"""
 
 
-def _seen_from_here(folder: Path) -> Path:
-    """Return `folder` relative to the working directory, or unchanged if it is outside."""
+def _seen_from_here(path: Path) -> Path:
+    """Return `path` relative to the working directory, or unchanged if it is outside."""
     here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return path.relative_to(here) if path.is_relative_to(here) else path
