@@ -84,7 +84,7 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 GROUPS: Final = {
     "Start here": {
-        "demo": "Show in a minute that a fleet has the losses of one machine.",
+        "demo": "Show in a minute that devices train as exactly as one machine.",
         "data": "Show examples of data as the model will see them.",
         "train": "Train a model, on emulated devices or those of a server.",
         "serve": "Run the parameter server, which devices join.",
@@ -97,7 +97,7 @@ GROUPS: Final = {
         "dashboard": "Print the address of its dashboard.",
         "jobs": "List its jobs; stop, pause and resume them, read logs.",
         "devices": "List its devices; revoke and release them, mark your own.",
-        "service": "Start `cleave join` with the machine.",
+        "service": "Start `cleave join` when this machine starts.",
     },
     "After training": {
         "export": "Write a run's model as a folder that transformers loads.",

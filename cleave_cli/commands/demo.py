@@ -191,10 +191,10 @@ def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) 
     down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])
     return f"""\
 What this shows
-   exact      the losses are those of plain PyTorch, at most {off:.0e} of them off
-              (the rounding of fp32), although one of {devices} devices was killed
-   real       {steps} steps took the devices {small["seconds"]:.1f} s;
-              they got {down} and sent {up}
+   exact      the losses equal those of plain PyTorch up to rounding (by at most
+              {off:.0e} of a loss), although one of {devices} devices was killed
+   real       the devices took {small["seconds"]:.1f} s for {steps} steps;
+              they received {down} and sent {up}
    simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
    plot       {_seen_from_here(Path(small["plot"]))}
               shows both curves, and when the device was killed
@@ -202,12 +202,12 @@ What this shows
 
 Next
    cleave serve --host 0.0.0.0
-       a server; scan the code it shows to add your phone, and watch it by
-       `cleave dashboard`
+       a server: scan its code to add your phone, and watch it with
+       `cleave dashboard`. First, in this terminal: . .venv/bin/activate
    cleave train --model opt-125m
        a real model, on emulated devices or, with --server URL, on yours
    cleave plan --model opt-1.3b --fleet household
-       when a fleet is worth it"""
+       whether a fleet is faster than this machine"""
 
 
 def _seen_from_here(path: Path) -> Path:

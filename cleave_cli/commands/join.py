@@ -27,7 +27,8 @@ _MOST_THREADS = 1024
 _NO_TLS = "no TLS: everybody on this network can read and change what devices send"
 _OF_ACCELERATOR = 0.9  # share of an accelerator's free memory to offer
 
-Url = Annotated[
+Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FILE with this URL.")]
+UrlOrNone = Annotated[
     str,
     Argument(
         help="Join URL that `cleave serve` prints, or @FILE with this URL. Default: find servers "
@@ -60,7 +61,7 @@ Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB 
 Threads = Annotated[int, Option(help="Threads for multiplications; 0: one per usable core.")]
 Cores = Annotated[int, Option(help="Maximum number of cores to use; 0: all.")]
 When = Annotated[
-    str, Option(help="Work only when: idle, charging, idle,charging; or always (and stay).")
+    str, Option(help="When to work: idle, charging, or idle,charging; always: at any time.")
 ]
 Hours = Annotated[str, Option(help="Work only in these local hours, such as 22-7.")]
 MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0: no limit.")]
@@ -76,14 +77,16 @@ Kind = Annotated[
     str,
     Option(
         help="Kind of this device, to model energy: phone, tablet, laptop, desktop, sbc, server or "
-        "cloud-gpu. Default: as its case, battery and processor tell."
+        "cloud-gpu. Default: detected from its case, battery and processor."
     ),
 ]
-IdleAfter = Annotated[float, Option(help="Minutes without input until it counts as idle.")]
+IdleAfter = Annotated[
+    float, Option(help="Minutes without input after which this machine counts as idle.")
+]
 
 
 def join(
-    url: Url = "",
+    url: UrlOrNone = "",
     name: Name = "",
     backend: BackendName = "auto",
     runner: RunnerName = "auto",

@@ -37,7 +37,7 @@ def pair(
     ] = False,
     qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     png: Annotated[Path | None, Option(help="Write the QR code to this PNG file.")] = None,
-    android: Annotated[bool, Option("--android", help="For the Android app.")] = False,
+    android: Annotated[bool, Option("--android", help="Print a link for the Android app.")] = False,
     list_codes: Annotated[
         bool, Option("--list", help="List join codes and their devices.")
     ] = False,

@@ -53,7 +53,9 @@ STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and
 
 
 def serve(
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Address to listen on; 0.0.0.0: all of this machine's.")
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 for any free one.")] = 8765,
     runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
@@ -131,11 +133,14 @@ def serve(
         Option(help="Origin of browsers that may join: https://example.org; repeatable."),
     ] = None,
     ps_gbit: Annotated[
-        float, Option(help="Gbit/s of this machine's card each way; 0: unlimited.")
+        float, Option(help="Speed of this machine's network card in Gbit/s; 0: unlimited.")
     ] = 0,
-    grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
+    grid: Annotated[
+        str, Option(help="Country whose electricity is used, such as DEU, for carbon.")
+    ] = "",
     ps_watts: Annotated[
-        float, Option(help="Watts of this machine at the socket; 0: as its sensors report.")
+        float,
+        Option(help="Power of this machine at the socket in watts; 0: as its sensors report."),
     ] = 0,
     servers: Annotated[
         int,
@@ -165,7 +170,7 @@ def serve(
         ),
     ] = "auto",
     title: Annotated[
-        str, Option(help="Who asks for devices. The join page shows it before the start.")
+        str, Option(help="Person or project that asks for devices. The join page shows it.")
     ] = "",
     about: Annotated[
         str, Option(help="What the devices help to train, in a sentence for their owners.")
