@@ -271,13 +271,13 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         raise CleaveError(
             f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
         ) from None
-    except (ConnectionResetError, ConnectionAbortedError):
-        raise CleaveError(
-            f"{address} closes the connection; if a tunnel, relay or proxy listens there, check "
-            f"that it leads to a running server"
-        ) from None
     except (OSError, TimeoutError) as error:
         or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
+        if isinstance(error, ConnectionResetError | ConnectionAbortedError):
+            raise CleaveError(
+                f"{address} closes the connection; if a tunnel, relay or proxy listens there, "
+                f"check that it leads to a running server{or_plain}"
+            ) from None
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
             f"start one with `cleave serve`, or check address and port{or_plain}"
