@@ -39,7 +39,7 @@ def simulate(
         str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
     ] = "32..8192",
     methods: Annotated[
-        str, Option(help="Names separated by commas; cloud: all clouds; all: all methods.")
+        str, Option(help="Names, separated by commas; cloud: all clouds; all: all methods.")
     ] = "all",
     fleet: Annotated[
         str, Option(help="Built-in fleet without its size, or a TOML file.")
@@ -58,10 +58,10 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="Losses of each device per hour, for the time with losses.")
+        float, Option(help="How often each device is lost per hour, for the time with losses.")
     ] = 0.1,
     detection_s: Annotated[
-        float, Option("--detection-s", help="Seconds until a loss is detected.")
+        float, Option("--detection-s", help="Seconds until a lost device is noticed.")
     ] = 5.0,
     utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
     seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
@@ -70,7 +70,7 @@ def simulate(
     ] = False,
     jobs: Jobs = 1,
     ray: RayAddress = None,
-    plot: Annotated[Path | None, Option(help="Plot of step times (PNG, SVG, PDF).")] = None,
+    plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
     wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
     as_json: Json = False,
     as_csv: Csv = False,
