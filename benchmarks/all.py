@@ -99,6 +99,7 @@ BENCHMARKS: Final = (
     Benchmark("dashboard", 20),
     Benchmark("knocking", 45, quick=_QUICK),
     Benchmark("hostile", 45, quick=_QUICK),
+    Benchmark("between_homes", 15),
     Benchmark("web_kernels", 15),
     Benchmark("web_graphs", 20),
     Benchmark("android_kernels", 15),

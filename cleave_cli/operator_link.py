@@ -20,7 +20,7 @@ from cleave_cli.render.text import say
 Server = Annotated[
     str,
     Option(
-        help="Operator URL, or @FILE with that URL; else the server of --data.",
+        help="Operator URL, or @FILE with that URL. Default: the server of --data.",
         callback=not_empty,
     ),
 ]

@@ -84,7 +84,7 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 GROUPS: Final = {
     "Start here": {
-        "demo": "Show in a minute that a fleet has the losses of one machine.",
+        "demo": "Show in a minute that devices train as exactly as one machine.",
         "data": "Show examples of data as the model will see them.",
         "train": "Train a model, on emulated devices or those of a server.",
         "serve": "Run the parameter server, which devices join.",
@@ -97,7 +97,7 @@ GROUPS: Final = {
         "dashboard": "Print the address of its dashboard.",
         "jobs": "List its jobs; stop, pause and resume them, read logs.",
         "devices": "List its devices; revoke and release them, mark your own.",
-        "service": "Start `cleave join` with the machine.",
+        "service": "Start `cleave join` when this machine starts.",
     },
     "After training": {
         "export": "Write a run's model as a folder that transformers loads.",
@@ -160,8 +160,8 @@ def only_here(url: str) -> str:
     if not is_loopback(host):
         return ""
     return (
-        f"{host} is this machine alone: for phones and other machines, start the server with "
-        f"`cleave serve --host 0.0.0.0`"
+        f"{host} is this machine alone, so no phone can scan this address: for phones and other "
+        f"machines, start the server with `cleave serve --host 0.0.0.0`"
     )
 
 

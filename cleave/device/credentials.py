@@ -16,12 +16,29 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 
 @dataclass(frozen=True, slots=True)
 class SavedCredential:
-    """The credential of the device `name` for the server with the ID `server`."""
+    """The credential of the device `name` for the server with the ID `server`.
+
+    Attributes:
+        fingerprint: fingerprint of the server's certificate, as in the join URL; may be empty.
+    """
 
     server: str
     name: str
     address: str
     credential: str
+    fingerprint: str = ""
+
+    def is_for(self, target: JoinUrl) -> bool:
+        """Return whether the credential may be sent to a server.
+
+        A join URL names the server by its ID. Without an ID, the same certificate proves that it is
+        the same server. Without a certificate, its address has to do.
+        """
+        if target.server:
+            return self.server == target.server
+        if target.fingerprint:
+            return self.fingerprint == target.fingerprint
+        return self.address == target.address
 
 
 class SavedCredentials:
@@ -36,11 +53,7 @@ class SavedCredentials:
             saved = _read(path)
             if saved is None or saved.name != name:
                 continue
-            if (
-                (saved.server == target.server)
-                if target.server
-                else saved.address == target.address
-            ):
+            if saved.is_for(target):
                 return saved.credential
         return ""
 

@@ -264,8 +264,8 @@ class GraphChoice:
         if len(every) > 1:
             how = fastest.products.value if fastest.products else "fp32"
             self._notify(
-                f"{fastest.runner.name} with products in {how} is the fastest where products may "
-                f"be in {products.value}"
+                f"jobs in {products.value} will use {fastest.runner.name} with products in {how}, "
+                f"the fastest here"
             )
         return fastest
 
@@ -290,7 +290,7 @@ class GraphChoice:
         if self._asked not in (AUTO, CPU) and not wanted:
             there = ", ".join(runner.name for runner in (cpu, *others))
             self._notify(
-                f"there is no {self._asked} here, so the CPU runs graphs; --runner takes {there}"
+                f"there is no {self._asked} here, so the CPU runs layers; --runner takes {there}"
             )
         if self._asked in (AUTO, CPU):
             wanted.append(cpu)
@@ -309,7 +309,7 @@ class GraphChoice:
             return None
         fastest = max(usable, key=lambda one: one.flops_per_s)
         if len(usable) > 1:
-            self._notify(f"{fastest.runner.name} is the fastest, so it runs graphs")
+            self._notify(f"{fastest.runner.name} is the fastest, so it runs layers")
         return fastest
 
 
@@ -354,11 +354,11 @@ def examined(
         flops_per_s = (speed or measured_graphs)(runner.open, products) if passed else 0.0
     except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
         fault = str(error) or type(error).__name__
-        return Examined(runner, fault, f"{name} does not run graphs: {fault}")
-    off = f"in its self-test it is off by {found.error:.0e}"
+        return Examined(runner, fault, f"{name} does not run layers: {fault}")
+    off = f"largest error in its self-test: {found.error:.0e}"
     if not passed:
         dtype = products.value if products else "fp32"
-        fault = f"{off} ({found.trial}), and {dtype} by less than {found.allowed:.0e}"
-        return Examined(runner, fault, f"{name} does not run graphs: {fault}")
-    text = f"{name} runs graphs at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
+        fault = f"{off} ({found.trial}), and {dtype} allows {found.allowed:.0e}"
+        return Examined(runner, fault, f"{name} does not run layers: {fault}")
+    text = f"{name} runs layers at {flops_per_s / 1e9:,.0f} GFLOP/s; {off}"
     return Examined(runner, "", text, flops_per_s, products)

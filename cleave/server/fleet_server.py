@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, Self, cast
+from urllib.parse import urlsplit
 
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
@@ -41,7 +42,7 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
-from cleave.transport.addresses import bracketed, origins, parse_origin
+from cleave.transport.addresses import bracketed, is_loopback_address, origins, parse_origin
 from cleave.transport.connection import (
     WRITE_LIMIT_BYTES,
     Connection,
@@ -56,6 +57,7 @@ from cleave.transport.listener import GuardedConnection
 from cleave.transport.tls import Security, expose
 
 WEBSOCKET_PATH = "/ws"
+RELAY: Final = "relay"  # stands for the IP address of a client that may be behind a relay
 
 _MAX_REASON: Final = 200  # maximum length of the logged reason for a session's end, in characters
 
@@ -133,9 +135,12 @@ class Server:
     Attributes:
         fleet: the connected devices, for use by training code.
         live: the fleet's runtime, for code that reads its state in the server's event loop.
-        address: WebSocket URL of the server, without a credential.
+        address: WebSocket URL of the server, without a credential. With `Security.public_url`, the
+            relay's URL.
         url: join URL for devices, including the device credential.
         page_url: URL of the join page for browsers, including the device credential.
+        operator_url: URL for operators, including the operator credential. It does not lead through
+            the relay of `Security.public_url`.
         dashboard_url: dashboard URL for viewers; empty if no viewer credential is configured.
         fingerprint: fingerprint of the only certificate that clients accept; empty if clients
             verify the certificate as usual, or without TLS.
@@ -228,15 +233,19 @@ class Server:
         """Set the URL attributes and the allowed origins, now that the port is known."""
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
-        self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
+        direct = f"{scheme}://{bracketed(shown.host)}:{port}"
+        self.address = f"{shown.public or direct}{WEBSOCKET_PATH}"
+        self._direct_address = f"{direct}{WEBSOCKET_PATH}"
         self.url = self.join_url(self._config.credential)
         self.page_url = self.join_page_url(self._config.credential)
         self.operator_url = JoinUrl(
-            self.address, self._config.operator_credential, fingerprint=shown.fingerprint
+            self._direct_address, self._config.operator_credential, fingerprint=shown.fingerprint
         ).text
         viewer = JoinUrl(self.address, self._config.viewer_credential)
         self.dashboard_url = viewer.page("/") if viewer.credential else ""
         self._origins |= origins(shown.names, port, secure=secure)
+        if shown.public:
+            self._origins |= {parse_origin(shown.public.replace("ws", "http", 1))}
 
     async def _accept(self, socket: ServerConnection) -> None:
         """Read the client's `hello` within a time limit, then serve its session."""
@@ -251,16 +260,16 @@ class Server:
                 await self._accept_operator(socket, connection, first)
             else:
                 answered = partial(_answered, socket)
-                await self.live.session(connection, first, _address(socket), answered)
+                await self.live.session(connection, first, self._peer(socket), answered)
         except CutError:
-            auth.failed(_address(socket))
+            auth.failed(self._peer(socket))
         except ConnectionLostError:
             return
         except TimeoutError:
             late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
             await _refuse(socket, connection, late)
         except ProtocolError as broken:
-            if auth.failed(_address(socket)):
+            if auth.failed(self._peer(socket)):
                 await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
             else:  # during a flood, aborting without a response costs least
                 socket.cut("it sent no acceptable hello, after too many failed attempts")
@@ -274,7 +283,7 @@ class Server:
         if hello.version != version:
             error = messages.Error(ErrorCode.VERSION, other_version(hello), versions=(version,))
             return await _refuse(socket, connection, error)
-        verdict = auth.admit_operator(hello.credential, _address(socket))
+        verdict = auth.admit_operator(hello.credential, self._peer(socket))
         if isinstance(verdict, Refusal):
             error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
             return await _refuse(socket, connection, error)
@@ -295,8 +304,13 @@ class Server:
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
         """Return the response to a plain HTTP request; None to continue a WebSocket handshake."""
         assert isinstance(socket, GuardedConnection)
-        secure = self._exposure.context is not None
-        asked = read_request(request.path, request.headers, _address(socket), secure=secure)
+        shown = self._exposure
+        # A relay that terminates TLS passes on plain HTTP.
+        relayed = shown.public.startswith("wss:") and (
+            request.headers.get_all("Host") == [urlsplit(shown.public).netloc]
+        )
+        secure = shown.context is not None or relayed
+        asked = read_request(request.path, request.headers, self._peer(socket), secure=secure)
         if asked.path != WEBSOCKET_PATH:
             return self._answer_plain(socket, request.method, asked)
         stated = request.headers.get_all("Origin")  # only browsers send it
@@ -323,6 +337,10 @@ class Server:
     def join_url(self, credential: str) -> str:
         """Return the join URL for devices. `credential` may be a join code."""
         return self._joining(credential).text
+
+    def direct_join_url(self, credential: str) -> str:
+        """Return the join URL for a device on this machine, which does not lead through a relay."""
+        return replace(self._joining(credential), address=self._direct_address).text
 
     def join_page_url(self, credential: str) -> str:
         """Return the URL of the join page for browsers, which `cleave join` also accepts."""
@@ -368,6 +386,16 @@ class Server:
             for session in manager.sessions.values()
         ]
 
+    def _peer(self, socket: ServerConnection) -> str:
+        """Return the IP address of a connection's other end, or `RELAY` if it may be a relay's.
+
+        A relay, such as an SSH tunnel, may end on this machine. Its connections come from loopback,
+        and strangers use them, so they must not count as connections of this machine's programs.
+        """
+        peer = socket.remote_address
+        address = str(peer[0]) if peer else ""
+        return RELAY if self._exposure.public and is_loopback_address(address) else address
+
     def close(self) -> None:
         """Send a `bye` to every device, stop listening, and end the server's thread. Idempotent."""
         self.fleet.close()
@@ -381,11 +409,6 @@ class Server:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _address(socket: ServerConnection) -> str:
-    peer = socket.remote_address
-    return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:

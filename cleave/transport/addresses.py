@@ -12,6 +12,7 @@ from cleave.errors import UsageError
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_WEBSOCKET_SCHEMES: Final = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 # Addresses reserved for documentation. No packet is sent: the system only picks a source address.
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
@@ -86,6 +87,19 @@ def interface_addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def outside_addresses(host: str) -> tuple[str, ...]:
+    """Return the IP addresses at which other machines reach a server that listens on `host`.
+
+    The address on the default route comes first. Requires `ifaddr` if `host` stands for all
+    addresses.
+    """
+    if is_everywhere(host):
+        found = [reachable_host(host), *interface_addresses()]
+    else:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+    return tuple(dict.fromkeys(each for each in found if not is_loopback_address(each)))
+
+
 def bracketed(host: str) -> str:
     """Return a host in URL syntax, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
@@ -113,6 +127,29 @@ def parse_origin(text: str) -> str:
         )
     default = f":{_DEFAULT_PORTS.get(parts.scheme, '')}"
     return f"{parts.scheme}://{parts.netloc.removesuffix(default)}"
+
+
+def parse_public_url(text: str) -> str:
+    """Return a server's public address as `wss://HOST[:PORT]` or `ws://HOST[:PORT]`.
+
+    `https://` and `http://` are read as `wss://` and `ws://`.
+
+    Raises:
+        UsageError: if `text` is no such address, or has a path, a user name or a fragment.
+    """
+    try:
+        parts = urlsplit(text.strip())
+        scheme = _WEBSOCKET_SCHEMES.get(parts.scheme, "")
+        bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+        wrong = not scheme or not parts.hostname or "@" in parts.netloc or parts.port == 0
+    except ValueError:  # invalid port, or incomplete IPv6 address
+        wrong = True
+    if wrong or not bare:
+        raise UsageError(
+            f"--public-url is {text!r}; give scheme, host and port, like wss://example.org:8765"
+        )
+    default = f":{_DEFAULT_PORTS['https' if scheme == 'wss' else 'http']}"
+    return f"{scheme}://{parts.netloc.lower().removesuffix(default)}"
 
 
 def app_link(page_url: str) -> str:

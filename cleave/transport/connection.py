@@ -273,6 +273,11 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         ) from None
     except (OSError, TimeoutError) as error:
         or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
+        if isinstance(error, ConnectionResetError | ConnectionAbortedError):
+            raise CleaveError(
+                f"{address} closes the connection; if a tunnel, relay or proxy listens there, "
+                f"check that it leads to a running server{or_plain}"
+            ) from None
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
             f"start one with `cleave serve`, or check address and port{or_plain}"

@@ -15,11 +15,12 @@ import os
 import re
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from cleave.errors import UsageError, to_install
 from cleave.files import make_folder, open_to_change, private_file, write_atomically
@@ -160,6 +161,10 @@ class Security:
             at every start.
         insecure_lan: whether to allow plain WebSockets on addresses that other machines can reach.
         allow_origins: origins of other servers' web pages that may connect to this server.
+        public_url: address of a relay through which clients reach this server, such as
+            `wss://example.org:8765`; empty if clients connect directly. With `wss://`, TLS is on by
+            default, so that it ends at this server. With `wss://` and `OFF`, the relay must
+            terminate TLS, and clients verify its certificate.
     """
 
     tls: TlsMode | None = None
@@ -168,6 +173,7 @@ class Security:
     folder: Path | None = None
     insecure_lan: bool = False
     allow_origins: tuple[str, ...] = ()
+    public_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +185,15 @@ class Exposure:
         host: host name or IP address for the server's URLs.
         fingerprint: fingerprint of the only certificate that clients accept; empty without TLS, or
             if clients verify a user's certificate against the system's trusted CAs.
+        public: URL of the relay through which clients reach the server, without a path; empty if
+            clients connect directly.
     """
 
     context: ssl.SSLContext | None
     host: str
     names: tuple[str, ...]
     fingerprint: str = ""
+    public: str = ""
 
 
 def fingerprint_of(der: bytes) -> str:
@@ -254,15 +263,29 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
         UsageError: if other machines could reach the server without TLS and `insecure_lan` is not
             set, a certificate or key is unusable, a package is missing, or settings conflict.
     """
+    public = addresses.parse_public_url(security.public_url) if security.public_url else ""
+    if public.startswith("ws:") and not security.insecure_lan:
+        raise UsageError(
+            f"--public-url is {public}, and without TLS whoever is on the way reads and changes "
+            f"everything; give wss://, or accept that with --insecure-lan"
+        )
+    made = _exposed(host, security, public, now)
+    if public.startswith("ws:") and made.context is not None:
+        raise UsageError(f"--public-url is {public}, and this server has TLS; give wss://")
+    return replace(made, public=public)
+
+
+def _exposed(host: str, security: Security, public: str, now: datetime) -> Exposure:
     given = security.certificate is not None or security.key is not None
     if given:
         return _with_given(host, security)
     loopback = addresses.is_loopback(host)
     mode = security.tls
     if mode is None:
-        mode = TlsMode.OFF if loopback or security.insecure_lan else TlsMode.AUTO
+        direct = loopback and not public
+        mode = TlsMode.OFF if direct or security.insecure_lan else TlsMode.AUTO
     if mode is TlsMode.AUTO:
-        return _with_own(host, security, now)
+        return _with_own(host, security, public, now)
     if not loopback and not security.insecure_lan:
         raise UsageError(
             f"other machines can reach {host or 'every address'}, and without TLS whoever is on "
@@ -309,7 +332,7 @@ def _no_password() -> bytes:
     raise ValueError("the key needs a password")
 
 
-def _with_own(host: str, security: Security, now: datetime) -> Exposure:
+def _with_own(host: str, security: Security, public: str, now: datetime) -> Exposure:
     missing = [n for n in ("cryptography", "ifaddr") if importlib.util.find_spec(n) is None]
     if missing:
         raise UsageError(
@@ -317,6 +340,8 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
             f"install it with: {to_install('tls')}, or give --tls-cert and --tls-key"
         )
     names, reached = _names(host), addresses.reachable_host(host)
+    if public:  # only in a new certificate: devices have pinned the present one
+        names = tuple(dict.fromkeys((*names, urlsplit(public).hostname or "")))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if security.folder is not None:
         path = kept_certificate(security.folder, names, reached, now)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 from typer import Option
 
 from cleave_cli.operator_link import Data, Server, ask, running_server
-from cleave_cli.options import Json
+from cleave_cli.options import Json, only_here
 from cleave_cli.render.qr import qr_code
 from cleave_cli.render.text import say
 
@@ -43,12 +43,11 @@ def dashboard(
     if operator:
         from cleave.transport.join_url import parse_join_url, read_url
 
-        url = parse_join_url(read_url(running_server(server, data)))
-        # The page needs no fingerprint, because the browser checks the certificate.
-        answer = {"url": replace(url, fingerprint="").page("/")}
+        token = parse_join_url(read_url(running_server(server, data))).credential
+        answer = {"url": f"{answer['url'].partition('#')[0]}#c={quote(token, safe='')}"}
     if as_json:
         typer.echo(json.dumps(answer))
         return
     say(answer["url"], err=False)
-    if qr:
+    if qr and not only_here(answer["url"]):
         typer.echo(qr_code(answer["url"]), err=True)

@@ -47,12 +47,16 @@ def emulate(
     ] = "",
     model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
     churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
-    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
-    duration: Annotated[float, Option(help="Seconds until all leave; 0: Ctrl-C.")] = 0.0,
+    stragglers: Annotated[
+        float, Option(help="Share of devices that have a tenth of their speed.")
+    ] = 0.0,
+    duration: Annotated[
+        float, Option(help="Seconds until all devices leave; 0: until Ctrl-C.")
+    ] = 0.0,
     speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
         bool,
-        Option("--compute/--no-compute", help="Compute results, or return zeros of tiles."),
+        Option("--compute/--no-compute", help="Compute results, or return zeros for tiles."),
     ] = True,
     trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
     log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,

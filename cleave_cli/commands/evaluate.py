@@ -17,7 +17,7 @@ from cleave_cli.trained_model import Devices, Model, Server, Step, progress_bar,
 
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help="Text to predict: a file, folder, JSONL, Parquet.")] = "",
+    data: Annotated[str, Option(help="Text to predict: a file, a folder, JSONL or Parquet.")] = "",
     choices: Annotated[Path | None, Option(help="Questions: a CSV file in MMLU's format.")] = None,
     examples: Annotated[Path | None, Option(help="With --choices: questions with answers.")] = None,
     shots: Annotated[int, Option(help="Number of --examples in the prompt.", min=0)] = 5,

@@ -22,11 +22,15 @@ def export(
     folder: Annotated[Path | None, Argument(help="New folder. Default: RUN/export.")] = None,
     step: Step = 0,
     best: Annotated[
-        bool, Option("--best", help="Checkpoint of the lowest held-out loss (--keep-best).")
+        bool,
+        Option("--best", help="Export the checkpoint with the lowest held-out loss (--keep-best)."),
     ] = False,
     dtype: Annotated[str, Option(help="Dtype of the weights: fp32, bf16 or fp16.")] = "fp32",
     merge: Annotated[
-        bool, Option("--merge", help="For --lora: the whole model with merged adapters.")
+        bool,
+        Option(
+            "--merge", help="For --lora: write the whole model, with the adapters merged into it."
+        ),
     ] = False,
     gguf: Annotated[
         bool, Option("--gguf", help="Write a GGUF file, for llama.cpp and Ollama.")

@@ -20,12 +20,22 @@ from cleave.protocol import limits
 from cleave_cli.render.text import printable
 
 if TYPE_CHECKING:
+    from cleave.device.credentials import SavedCredentials
     from profiles.device_profile import DeviceKind
 
 _MOST_THREADS = 1024
+_NO_TLS = "no TLS: everybody on this network can read and change what devices send"
 _OF_ACCELERATOR = 0.9  # share of an accelerator's free memory to offer
 
 Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FILE with this URL.")]
+UrlOrNone = Annotated[
+    str,
+    Argument(
+        help="Join URL that `cleave serve` prints, or @FILE with this URL. Default: find servers "
+        "on this network (`cleave serve --announce`), and ask.",
+        show_default=False,
+    ),
+]
 Name = Annotated[str, Option(help="Name of this device.")]
 BackendName = Annotated[
     str,
@@ -51,7 +61,7 @@ Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB 
 Threads = Annotated[int, Option(help="Threads for multiplications; 0: one per usable core.")]
 Cores = Annotated[int, Option(help="Maximum number of cores to use; 0: all.")]
 When = Annotated[
-    str, Option(help="Work only when: idle, charging, idle,charging; or always (and stay).")
+    str, Option(help="When to work: idle, charging, or idle,charging; always: at any time.")
 ]
 Hours = Annotated[str, Option(help="Work only in these local hours, such as 22-7.")]
 MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0: no limit.")]
@@ -67,14 +77,16 @@ Kind = Annotated[
     str,
     Option(
         help="Kind of this device, to model energy: phone, tablet, laptop, desktop, sbc, server or "
-        "cloud-gpu. Default: as its case, battery and processor tell."
+        "cloud-gpu. Default: detected from its case, battery and processor."
     ),
 ]
-IdleAfter = Annotated[float, Option(help="Minutes without input until it counts as idle.")]
+IdleAfter = Annotated[
+    float, Option(help="Minutes without input after which this machine counts as idle.")
+]
 
 
 def join(
-    url: Url,
+    url: UrlOrNone = "",
     name: Name = "",
     backend: BackendName = "auto",
     runner: RunnerName = "auto",
@@ -103,6 +115,8 @@ def join(
     Examples:
 
       cleave join 'http://192.168.1.20:8765/join#c=...'
+
+      cleave join
 
       cleave join URL --threads 2 --memory 4GB
 
@@ -156,11 +170,13 @@ def join(
     from cleave.transport.join_url import parse_join_url, read_url
 
     tiles_on, asked = one_processor(backend, runner)
+    called = name or socket.gethostname()
+    saved = SavedCredentials(state_folder())
+    if not url:
+        url = _chosen_server(saved, called)
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
-    called = name or socket.gethostname()
     own_kind = stated or kind_of(this_machine(), android=on_android())
-    saved = SavedCredentials(state_folder())
     # Measured when the policy first permits computation: of the backend, and of layer graphs.
     chosen: list[Speed] = []
     in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
@@ -256,7 +272,9 @@ def join(
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:
-                kept = SavedCredential(welcome.server, called, home.address, welcome.credential)
+                kept = SavedCredential(
+                    welcome.server, called, home.address, welcome.credential, home.fingerprint
+                )
                 try:
                     saved.save(kept)
                 except CleaveError as error:  # the session works without a saved credential
@@ -315,6 +333,58 @@ def join(
         await guest.run()
 
     asyncio.run(run())
+
+
+def _chosen_server(saved: SavedCredentials, called: str) -> str:
+    """Find servers on this network, and return the join URL of the one that the user chooses.
+
+    Args:
+        saved: credentials for servers that this device has joined before. It needs no code there.
+        called: name of this device.
+
+    Raises:
+        CleaveError: if no server answers, or its addresses do not.
+        typer.Exit: if the user declines.
+    """
+    from cleave.transport.discovery import answering, find_servers
+
+    typer.echo("looking for servers on this network ...", err=True)
+    found = find_servers()
+    if not found:
+        raise CleaveError(
+            "no server answers on this network; start one there with `cleave serve --host 0.0.0.0 "
+            "--announce`, or give the join URL that `cleave pair` prints"
+        )
+    for number, server in enumerate(found, start=1):
+        title = f" ({server.title})" if server.title else ""
+        certificate = server.fingerprint or "of an authority"
+        shown = f"certificate {certificate}" if server.secure else _NO_TLS
+        text = f"{number}: {server.name}{title}, port {server.port}\n   {shown}"
+        typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
+    typer.echo(
+        "\nAnybody on this network can announce a server. Join only a certificate that the "
+        "server itself printed.",
+        err=True,
+    )
+    chosen: int = typer.prompt(
+        "Number of the server to join; 0: none", default=0, type=int, err=True
+    )
+    if chosen == 0:
+        raise typer.Exit
+    if not 0 < chosen <= len(found):
+        raise UsageError(f"there is no server {chosen}; give a number from 1 to {len(found)}")
+    server = found[chosen - 1]
+    address = answering(server)
+    if not address:
+        places = ", ".join(server.addresses)
+        raise CleaveError(
+            f"{printable(server.name)} answers at none of its addresses ({places}; port "
+            f"{server.port}); check its firewall"
+        )
+    if saved.find(server.url(address), called):
+        return server.url(address).text
+    code: str = typer.prompt("Join code, which `cleave pair` prints there", err=True)
+    return server.url(address, code.strip()).text
 
 
 def known_threads(threads: int) -> None:

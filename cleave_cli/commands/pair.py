@@ -37,7 +37,7 @@ def pair(
     ] = False,
     qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     png: Annotated[Path | None, Option(help="Write the QR code to this PNG file.")] = None,
-    android: Annotated[bool, Option("--android", help="For the Android app.")] = False,
+    android: Annotated[bool, Option("--android", help="Print a link for the Android app.")] = False,
     list_codes: Annotated[
         bool, Option("--list", help="List join codes and their devices.")
     ] = False,
@@ -86,7 +86,10 @@ def pair(
     answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes, "own": own}, server, data)
     answer["app_url"] = app_link(answer["page_url"])
     url = answer["app_url" if android else "page_url"]
+    here = only_here(answer["page_url"])
     if png is not None:
+        if here:
+            raise UsageError(f"--png {png} was not written: {here}")
         write_qr_png(url, png)
     if as_json:
         typer.echo(json.dumps(answer))
@@ -99,9 +102,9 @@ def pair(
         how = "open the link, or scan the code, on the phone"
     typer.echo(f"until {until}, {many}: {how}\n", err=True)
     say(f"  {url}\n" if android else f"  cleave join '{url}'\n", err=False)
-    if here := only_here(answer["page_url"]):
+    if here:
         say(f"{here}\n")
-    if qr:
+    elif qr:
         typer.echo(qr_code(url), err=True)
     if android:
         typer.echo(_SIDELOADING, err=True)

@@ -32,7 +32,9 @@ def plan(
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
-    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    stragglers: Annotated[
+        float, Option(help="Share of devices that have a tenth of their speed.")
+    ] = 0.0,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
     lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,

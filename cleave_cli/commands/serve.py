@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 from typer import Option
@@ -23,6 +24,7 @@ from typer import Option
 from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
+from cleave.transport.addresses import is_loopback
 from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.options import need_train_extra, only_here
 from cleave_cli.render.qr import qr_code
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord
     from cleave.training.loop.run_job import JobRunner
+    from cleave.transport.discovery import Announcement
 
 
 _logger = logging.getLogger(__name__)
@@ -50,7 +53,9 @@ STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and
 
 
 def serve(
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Address to listen on; 0.0.0.0: all of this machine's.")
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 for any free one.")] = 8765,
     runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
@@ -108,16 +113,34 @@ def serve(
     insecure_lan: Annotated[
         bool, Option("--insecure-lan", help="Allow other machines to join without TLS.")
     ] = False,
+    public_url: Annotated[
+        str,
+        Option(
+            help="Address of a tunnel or reverse proxy that leads here, such as "
+            "wss://example.org:8765. Join URLs name it. TLS ends here, unless --tls is off."
+        ),
+    ] = "",
+    announce: Annotated[
+        bool,
+        Option(
+            "--announce",
+            help="Announce this server on the local network, so that `cleave join` finds it. "
+            f"Devices still need a join code. Needs zeroconf: {to_install('lan')}.",
+        ),
+    ] = False,
     allow_origin: Annotated[
         list[str] | None,
         Option(help="Origin of browsers that may join: https://example.org; repeatable."),
     ] = None,
     ps_gbit: Annotated[
-        float, Option(help="Gbit/s of this machine's card each way; 0: unlimited.")
+        float, Option(help="Speed of this machine's network card in Gbit/s; 0: unlimited.")
     ] = 0,
-    grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
+    grid: Annotated[
+        str, Option(help="Country whose electricity is used, such as DEU, for carbon.")
+    ] = "",
     ps_watts: Annotated[
-        float, Option(help="Watts of this machine at the socket; 0: as its sensors report.")
+        float,
+        Option(help="Power of this machine at the socket in watts; 0: as its sensors report."),
     ] = 0,
     servers: Annotated[
         int,
@@ -147,7 +170,7 @@ def serve(
         ),
     ] = "auto",
     title: Annotated[
-        str, Option(help="Who asks for devices. The join page shows it before the start.")
+        str, Option(help="Person or project that asks for devices. The join page shows it.")
     ] = "",
     about: Annotated[
         str, Option(help="What the devices help to train, in a sentence for their owners.")
@@ -170,6 +193,8 @@ def serve(
       cleave serve --host 0.0.0.0 --title "Ada's lab" --about "We train a model of Welsh."
 
       cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
+
+      cleave serve --public-url wss://relay.example.org:8765
 
       cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
@@ -198,7 +223,22 @@ def serve(
             raise UsageError(f"{option} is {text!r}, {len(text)} characters; give {most} at most")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
+    if announce and is_loopback(host):
+        raise UsageError(
+            f"--announce is for other machines, and --host is {host}, which they do not reach; "
+            f"give --host 0.0.0.0"
+        )
+    if announce and tls_cert is not None:
+        raise UsageError(
+            f"--announce names addresses, and devices check the names in {tls_cert}; leave out "
+            f"--announce and give devices the join URL, or leave out --tls-cert"
+        )
     if servers > 1:
+        if public_url:
+            raise UsageError(
+                f"--public-url {public_url} leads to one server, and --servers is {servers}: each "
+                f"needs an address that devices reach; give --servers 1"
+            )
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
@@ -213,6 +253,7 @@ def serve(
     from cleave.server.jobs.job_energy import SAMPLE_S
     from cleave.server.jobs.jobs import Jobs
     from cleave.transport.connection_limits import ConnectionLimits
+    from cleave.transport.discovery import announced
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
@@ -257,6 +298,7 @@ def serve(
                 folder=server_app.folder.path if server_app.folder is not None else None,
                 insecure_lan=insecure_lan,
                 allow_origins=tuple(allow_origin or ()),
+                public_url=public_url,
             ),
             allowed=ConnectionLimits(
                 waiting_per_address=max_waiting,
@@ -267,7 +309,7 @@ def serve(
         listening = serving(server_app, config, runs.absolute(), cluster, electricity)
         with listening as (server, runner), ExitStack() as ending:
             if compute == "auto" and servers == 1:
-                url = server.join_url(server_app.own_credential)
+                url = server.direct_join_url(server_app.own_credential)
                 server.live.own_device = ending.enter_context(_own_device(url))
 
             def job_happened(kind: EventKind, text: str) -> None:
@@ -280,6 +322,8 @@ def serve(
                 _logger.warning(
                     "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason
                 )
+            if announce:
+                ending.enter_context(announced(_announcement(server, host, title.strip())))
             code = None if credential else server_app.access.pair()
             _welcome(server, credential, code, server_app.url_file, as_json=as_json)
             if code is not None:
@@ -308,6 +352,23 @@ def _own_device(url: str) -> Iterator[OwnDevice]:
             yield device
         finally:
             device.stop()
+
+
+def _announcement(server: Server, host: str, title: str) -> Announcement:
+    """Return what a server that listens on `host` announces on its network."""
+    from cleave.transport.addresses import outside_addresses
+    from cleave.transport.discovery import Announcement
+
+    own = urlsplit(server.operator_url)
+    assert own.port is not None
+    return Announcement(
+        name=socket.gethostname(),
+        title=title,
+        addresses=outside_addresses(host),
+        port=own.port,
+        fingerprint=server.fingerprint,
+        secure=own.scheme == "wss",
+    )
 
 
 def stopping(job: TrainingJob | None) -> str:
@@ -350,6 +411,8 @@ def _welcome(
         _show(page_url)
     if here := only_here(page_url):
         typer.echo(f"{here}\n", err=True)
+    if relayed := _relayed(server):
+        typer.echo(f"{relayed}\n", err=True)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
     if Pages.of_package().complete:
         typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
@@ -361,10 +424,24 @@ def _welcome(
         )
 
 
+def _relayed(server: Server) -> str:
+    """Return where the relay of --public-url has to lead; empty without a relay."""
+    outside, own = (urlsplit(url) for url in (server.address, server.operator_url))
+    if outside.netloc == own.netloc:
+        return ""
+    text = f"devices connect to {outside.netloc}, which has to lead to {own.netloc}"
+    if outside.scheme != own.scheme:
+        text += (
+            "; TLS has to end there, with a certificate that devices trust, and what runs there "
+            "reads everything (to prevent that, leave out --tls off)"
+        )
+    return text
+
+
 def _show(page_url: str) -> None:
     """Print a join URL that is valid for one device, as text and, on a terminal, as a QR code."""
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not only_here(page_url):
         typer.echo(qr_code(page_url), err=True)
     typer.echo("for more devices, or later: cleave pair\n", err=True)
 

@@ -22,7 +22,7 @@ from cleave_cli.options import Json
 
 app = typer.Typer(
     name="service",
-    help="Start `cleave join` with the machine, by systemd or launchd.",
+    help="Start `cleave join` when this machine starts, with systemd or launchd.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -39,7 +39,7 @@ def simulate(
         str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
     ] = "32..8192",
     methods: Annotated[
-        str, Option(help="Names separated by commas; cloud: all clouds; all: all methods.")
+        str, Option(help="Names, separated by commas; cloud: all clouds; all: all methods.")
     ] = "all",
     fleet: Annotated[
         str, Option(help="Built-in fleet without its size, or a TOML file.")
@@ -47,7 +47,9 @@ def simulate(
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
-    stragglers: Annotated[float, Option(help="Share of devices with a tenth of the rates.")] = 0.0,
+    stragglers: Annotated[
+        float, Option(help="Share of devices that have a tenth of their speed.")
+    ] = 0.0,
     ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     ps_gflops: Annotated[
         float, Option(help="GFLOP/s of the PS, for a loss that no device computes.")
@@ -56,19 +58,19 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="Losses of each device per hour, for the time with losses.")
+        float, Option(help="How often each device is lost per hour, for the time with losses.")
     ] = 0.1,
     detection_s: Annotated[
-        float, Option("--detection-s", help="Seconds until a loss is detected.")
+        float, Option("--detection-s", help="Seconds until a lost device is noticed.")
     ] = 5.0,
     utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
     seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
     thorough: Annotated[
-        bool, Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+        bool, Option("--thorough", help="Run all trials of DT-FM's search, not just 20 s of it.")
     ] = False,
     jobs: Jobs = 1,
     ray: RayAddress = None,
-    plot: Annotated[Path | None, Option(help="Plot of step times (PNG, SVG, PDF).")] = None,
+    plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
     wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -164,9 +166,9 @@ def paper(
     out: Annotated[Path, Option(help="Folder for the report and its figures.")] = Path(
         "paper-report"
     ),
-    seed: Annotated[int, Option(min=0, help="Of every search.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
     thorough: Annotated[
-        bool, Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
+        bool, Option("--thorough", help="Run all trials of DT-FM's search, not just 20 s of it.")
     ] = False,
     coding: Annotated[
         str,

@@ -26,7 +26,7 @@ _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # settin
 
 
 def train(
-    devices: Annotated[int, Option(help="Emulated devices here; 0: plain PyTorch.")] = DEVICES,
+    devices: Annotated[int, Option(help="Number of emulated devices; 0: plain PyTorch.")] = DEVICES,
     fleet: Annotated[str, Option(help="Fleet: paper, home-mix, ..., or a TOML file.")] = "paper",
     churn: Annotated[
         str,
@@ -48,7 +48,7 @@ def train(
         Option(help="Settings: a TOML file such as a run's config.toml; see docs/scale.md."),
     ] = None,
     runs: Annotated[str, Option(help="Folder for run folders.")] = "runs",
-    name: Annotated[str, Option(help="Name of the run folder; else the time.")] = "",
+    name: Annotated[str, Option(help="Name of the run folder. Default: the time.")] = "",
     resume: Annotated[str, Option(help="Run folder to resume.")] = "",
     restart: Annotated[
         bool,
@@ -76,7 +76,9 @@ def train(
         ),
     ] = "",
     attach: Annotated[str, Option(help="Follow this job of --server again.")] = "",
-    grid: Annotated[str, Option(help="Country of the electricity, such as DEU, for carbon.")] = "",
+    grid: Annotated[
+        str, Option(help="Country whose electricity is used, such as DEU, for carbon.")
+    ] = "",
     verbose: Annotated[
         bool,
         Option(

@@ -46,7 +46,7 @@ def test_this_machine_has_what_the_suite_needs(tmp_path: Path) -> None:
         assert what in said
     assert "computes stages" in said
     for runner in (" cpu", "torch:cpu"):
-        assert f"{runner} runs graphs at " in said
+        assert f"{runner} runs layers at " in said
     assert "ok" in lines()
 
 

@@ -300,7 +300,7 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
             joining = started("join", server.url, "--runner", runner, *options)
             _, lines = devices.enter_context(joining)
             said = wait_for_event(lines, "note")["text"]
-            assert said.startswith(f"{runner} runs graphs at ")
+            assert said.startswith(f"{runner} runs layers at ")
         server.fleet.wait_for(4, WAIT_S)
         work = ModelWork(prepared.model, prepared.graphs, dtype)
         runtime = server.fleet.runtime
@@ -330,7 +330,7 @@ def test_a_device_without_the_gpu_that_was_asked_for_joins_with_its_cpu() -> Non
         said = [wait_for_event(lines, "note")["text"] for _ in range(2)]
         wait_for_event(lines, "ready")
     assert said[0].endswith("; the CPU multiplies tiles")
-    assert said[1].startswith("there is no torch:mps here, so the CPU runs graphs")
+    assert said[1].startswith("there is no torch:mps here, so the CPU runs layers")
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_a_device_says_what_runs_its_graphs(runner: str, named: str) -> None:
         found = staged.gradients(rows(ids))
         staged.close()
     assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
-    assert said.startswith(f"{named} runs graphs at ")
-    assert "GFLOP/s; in its self-test it is off by" in said
+    assert said.startswith(f"{named} runs layers at ")
+    assert "GFLOP/s; largest error in its self-test:" in said
 
 
 def update(message: Message) -> bool:

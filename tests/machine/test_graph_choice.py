@@ -183,10 +183,10 @@ def test_the_fastest_runner_is_taken(there: dict[str, float], fastest: str) -> N
     assert machine.opened[-1] == fastest
     assert choice.flops_per_s() == there[fastest]
     compared = [name for name in there if name != "torch:cpu"]
-    told = [text for text in machine.said if " runs graphs at " in text]
+    told = [text for text in machine.said if " runs layers at " in text]
     assert sorted(text.partition(" ")[0] for text in told) == sorted(compared)
     assert machine.said[len(compared) :] == (
-        [f"{fastest} is the fastest, so it runs graphs"] if len(compared) > 1 else []
+        [f"{fastest} is the fastest, so it runs layers"] if len(compared) > 1 else []
     )
 
 
@@ -209,16 +209,16 @@ def test_a_runner_that_is_not_exact_is_passed_over(rounding: tuple[Any, Any]) ->
     *passed, taken = machine.said
     assert [text.partition(" ")[0] for text in passed] == ["torch:cuda", "torch:mps"]
     for text in passed:
-        assert "does not run graphs: in its self-test it is off by" in text
-        assert "fp32 by less than 2e-05" in text
-    assert taken.startswith("cpu runs graphs at 200 GFLOP/s; in its self-test it is off by")
+        assert "does not run layers: largest error in its self-test:" in text
+        assert "fp32 allows 2e-05" in text
+    assert taken.startswith("cpu runs layers at 200 GFLOP/s; largest error in its self-test:")
 
 
 def test_a_runner_that_does_not_start_is_passed_over() -> None:
     machine = _Machine(refused=None)
     machine.choice()(adding())
     assert machine.opened[-1] == CPU
-    assert machine.said[0].endswith("does not run graphs: its driver is missing")
+    assert machine.said[0].endswith("does not run layers: its driver is missing")
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_an_accelerator_that_breaks_is_passed_over(at: str, words: str) -> None:
     )
     assert choice.flops_per_s() > 0
     assert choice.memory_bytes == np.inf
-    assert said[0] == f"torch:xyz does not run graphs: {words or 'RuntimeError'}"
-    assert said[-1].startswith("cpu runs graphs at ")
+    assert said[0] == f"torch:xyz does not run layers: {words or 'RuntimeError'}"
+    assert said[-1].startswith("cpu runs layers at ")
 
 
 def test_the_cpu_runs_what_the_runner_cannot() -> None:
@@ -281,7 +281,7 @@ def test_what_was_asked_for_and_is_not_there_is_said() -> None:
     machine.choice("torch:cuda")(adding())
     assert machine.opened[-1] == CPU
     assert machine.said[0] == (
-        "there is no torch:cuda here, so the CPU runs graphs; --runner takes cpu"
+        "there is no torch:cuda here, so the CPU runs layers; --runner takes cpu"
     )
 
 
@@ -290,7 +290,9 @@ def test_a_machine_on_which_nothing_is_exact_runs_no_graph(asked: str) -> None:
     machine = _Machine({CPU: 2e11, "torch:cuda": 1e12}, _keeping(10), exact=())
     choice = machine.choice(asked)
     for _ in range(2):
-        with pytest.raises(GraphError, match="cpu does not run graphs: in its self-test it is off"):
+        with pytest.raises(
+            GraphError, match="cpu does not run layers: largest error in its self-test"
+        ):
             choice(adding())
     assert choice.flops_per_s() == 0
     assert choice.memory_bytes == np.inf
@@ -327,7 +329,7 @@ def test_products_in_bf16_are_computed_so_where_that_is_faster_and_precise(
         assert machine.opened[-1] == runner
     assert choice.flops_per_s() == 5e12
     assert choice.flops_per_s(DType.BF16) == (in_bf16 if opened.endswith("bf16") else 5e12)
-    assert any("with products in bf16 does not run graphs" in said for said in machine.said) == (
+    assert any("with products in bf16 does not run layers" in said for said in machine.said) == (
         bits < 8
     )
 
@@ -341,7 +343,7 @@ def test_the_runners_of_this_machine_are_exact() -> None:
     torch_cpu = next(one for one in runners() if one.name == "torch:cpu")
     narrow = examined(torch_cpu, lambda *_: 1e9, DType.BF16)
     assert not narrow.fault, narrow
-    assert narrow.text.startswith("torch:cpu with products in bf16 runs graphs at 1 GFLOP/s")
+    assert narrow.text.startswith("torch:cpu with products in bf16 runs layers at 1 GFLOP/s")
 
 
 @pytest.mark.parametrize(

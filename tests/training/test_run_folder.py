@@ -53,7 +53,10 @@ def test_config_comes_back_without_its_nones(tmp_path: Path) -> None:
     assert [path.name for path in run.path.iterdir()] == ["config.toml"]
 
 
-def test_a_missing_or_damaged_config_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_config_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = RunFolder(tmp_path / "one" / "run")
     with pytest.raises(UsageError, match=r"there is no run folder .*; there are none yet"):
         run.read_config()

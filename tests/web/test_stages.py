@@ -131,7 +131,7 @@ def test_devices_of_every_kind_train_alike_and_none_is_accused(
             _, said = devices.enter_context(
                 started("join", served.url, "--runner", runner, *DEVICE)
             )
-            assert wait_for_event(said, "note")["text"].startswith(f"{runner} runs graphs at ")
+            assert wait_for_event(said, "note")["text"].startswith(f"{runner} runs layers at ")
         served.fleet.wait_for(1 + len(runners), PATIENCE_S)
         work = ModelWork(prepared.model, prepared.graphs, dtype)
         ps, runtime = PsCompute(1e11, 0.0), served.fleet.runtime

@@ -211,7 +211,9 @@ class JobSpec:
         >>> JobSpec("opt-125m", steps=20, method="stages")
     """
 
-    model: str = _setting(..., "Model name, as opt-125m, or a Hugging Face folder.", common=True)
+    model: str = _setting(
+        ..., "Model name, such as opt-125m, or a Hugging Face folder.", common=True
+    )
     data: str = _setting(
         "",
         "Text, folder, JSONL, Parquet or `datasets` name [default: Python's library]",
@@ -229,7 +231,7 @@ class JobSpec:
     dtype: str = _setting("fp32", "fp32, bf16 or fp16.", common=True, choices=Precision)
     learning_rate: float = _setting(
         0.0,
-        "Peak learning rate; 0 for the published one.",
+        "Peak learning rate; 0: the model's published rate.",
         "--learning-rate",
         "--lr",
         common=True,
@@ -258,14 +260,14 @@ class JobSpec:
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
     seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True, least=0)
-    eval_data: str = _setting("", "Data of held-out losses, as --data [default: 2% of --data]")
+    eval_data: str = _setting("", "Held-out data, in the form of --data [default: 2% of --data]")
     eval_every: int = _setting(
         0, "Steps between held-out losses; 0 for none.", common=True, least=0
     )
     eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
     checkpoint_every: int | str = _setting(
         "10min",  # about the most training time that a crash can lose
-        "Interval between checkpoints: steps, as 500, or a time, as 10min; 0 for none.",
+        "Interval between checkpoints: steps, such as 500, or a time, such as 10min; 0: none.",
         common=True,
     )
     save_total_limit: int = _setting(2, "Number of latest checkpoints to keep.", least=1)
@@ -273,7 +275,7 @@ class JobSpec:
         False, "Also keep the checkpoint with the lowest held-out loss.", "--keep-best"
     )
     early_stop: int = _setting(
-        0, "Stop after this many held-out losses without a new lowest; 0 for never.", least=0
+        0, "Stop after this many held-out losses without improvement; 0 for never.", least=0
     )
     sample_every: int = _setting(0, "Steps between samples of --prompt; 0 for none.", least=0)
     prompt: str = _setting(

@@ -277,10 +277,12 @@ class RunFolder:
         figure = Figure(figsize=(8, 5), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
+        if compared:  # wide, so that it stays visible below an equal curve
+            axes.plot(
+                *zip(*compared, strict=True), linewidth=7, color="#f0b27a", label="compared run"
+            )
         if train:
-            axes.plot(*zip(*train, strict=True), linewidth=1, label="train")
-        if compared:
-            axes.plot(*zip(*compared, strict=True), linewidth=1, ls="--", label="compared run")
+            axes.plot(*zip(*train, strict=True), linewidth=1, color="#1f4e79", label="train")
         if evaluation:
             axes.plot(*zip(*evaluation, strict=True), marker="o", markersize=4, label="validation")
         axes.set(title=f"Loss of {self.path.name}", xlabel="step", ylabel="loss (nats per token)")

@@ -21,7 +21,7 @@ import {
 } from "./invitation";
 import { deviceName } from "./names";
 import { askProject, shareOfToday, UNKNOWN } from "./project";
-import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "./rates";
+import { bytesPerSecond, flopsPerSecond, isIdle, type Sample, withSample } from "./rates";
 import { type Contribution, Saved } from "./saved";
 import { ScreenLock, Sensors } from "./sensors";
 import { Choices, Fault, NoCode, Ready, Running } from "./views";
@@ -183,6 +183,7 @@ function Page({ saved, kernel }: PageProps) {
           share={share}
           today={today}
           flops_per_s={flopsPerSecond(samples)}
+          idle={isIdle(samples)}
           bytes_per_s={bytes_per_s}
           cap={conditions.cap ? { cap: conditions.cap, used } : null}
           contribution={contribution}

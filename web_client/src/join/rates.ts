@@ -12,6 +12,9 @@ export interface Sample {
 export const SPEED_S = 5;
 export const DATA_S = 60;
 
+/** Less than a device sends and receives that has work. */
+const IDLE_BYTES_PER_S = 10_000;
+
 /** How long must be looked at before the use of data is said: it begins with measuring the link. */
 const LEAST_S = 15;
 
@@ -30,6 +33,14 @@ export function bytesPerSecond(samples: readonly Sample[]): number | null {
   const [first, last] = [samples[0], samples.at(-1)];
   if (!first || !last || last.at_s - first.at_s < LEAST_S) return null;
   return rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
+}
+
+/** Whether nothing was finished or sent within the last minute, heartbeats aside. */
+export function isIdle(samples: readonly Sample[]): boolean {
+  const [first, last] = [samples[0], samples.at(-1)];
+  if (!first || !last || last.at_s - first.at_s < DATA_S - SPEED_S) return false;
+  const bytes_per_s = rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
+  return rate(samples, DATA_S, ({ blocks }) => blocks) === 0 && bytes_per_s < IDLE_BYTES_PER_S;
 }
 
 function rate(samples: readonly Sample[], span_s: number, of: (counts: Counts) => number): number {

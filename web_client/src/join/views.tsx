@@ -288,6 +288,8 @@ export interface RunningProps {
   /** What it did today. */
   readonly today: Counted;
   readonly flops_per_s: number;
+  /** Whether no work came within the last minute. */
+  readonly idle: boolean;
   /** Of data now; null where that is not known yet. */
   readonly bytes_per_s: number | null;
   /** The limit of data and what is used of it; null without a limit. */
@@ -303,7 +305,7 @@ export interface RunningProps {
 /** While it works, and after. */
 export function Running(props: RunningProps) {
   const { status, share, today, bytes_per_s, cap, hot, stop, again, enter } = props;
-  const { headline, detail } = said(status);
+  const { headline, detail } = said(status, props.idle);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
   return (
@@ -335,7 +337,7 @@ export function Running(props: RunningProps) {
             )}
             {hot ? <Figure name="Device" value="hot" id="hot" /> : null}
           </dl>
-          {state === State.WORKING && bytes_per_s !== null ? (
+          {state === State.WORKING && !props.idle && bytes_per_s !== null ? (
             <p class="soft small" data-figure="use">
               It uses {dataUse(bytes_per_s)} now.
             </p>

@@ -11,14 +11,20 @@ export interface Said {
   readonly detail: string;
 }
 
-/** What the page says of a status. */
-export function said({ notice }: Status): Said {
+/** What the page says of a status. `idle`: whether no work came within the last minute. */
+export function said({ notice }: Status, idle = false): Said {
   switch (notice.state) {
     case State.STARTING:
       return { headline: "Testing how fast this device multiplies", detail: "A few seconds." };
     case State.CONNECTING:
       return { headline: "Connecting", detail: "" };
     case State.WORKING:
+      if (idle) {
+        return {
+          headline: "This device is ready",
+          detail: "There is nothing to do at the moment. Keep this page open.",
+        };
+      }
       return { headline: "This device is helping", detail: "Keep this page open." };
     case State.DRAINING:
       return { headline: "Finishing what it was given", detail: notice.reason };

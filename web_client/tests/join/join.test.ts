@@ -17,7 +17,13 @@ import {
 import { deviceKind } from "../../src/join/kind";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
 import { readProject, shareOfToday } from "../../src/join/project";
-import { bytesPerSecond, flopsPerSecond, type Sample, withSample } from "../../src/join/rates";
+import {
+  bytesPerSecond,
+  flopsPerSecond,
+  isIdle,
+  type Sample,
+  withSample,
+} from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
 import { said } from "../../src/join/words";
 import { State } from "../../src/device/guest";
@@ -165,6 +171,28 @@ test("speed is that of the last seconds, and the use of data that of the last mi
   expect(samples.length).toBeLessThan(64);
   expect(flopsPerSecond([])).toBe(0);
   expect(bytesPerSecond(samples.slice(-10))).toBeNull();
+});
+
+test("a device that gets no work for a minute says so", () => {
+  const counts = { blocks: 7, flops: 9e9, graphs: 0, down_bytes: 3e6, up_bytes: 2e6 };
+  const sampled = (finished: number, received: number) => {
+    let samples: Sample[] = [];
+    for (let at_s = 0; at_s <= 90; at_s++) {
+      const blocks = counts.blocks + finished * at_s;
+      const down_bytes = counts.down_bytes + received * at_s;
+      samples = withSample(samples, { at_s, counts: { ...counts, blocks, down_bytes } });
+    }
+    return samples;
+  };
+  expect(isIdle(sampled(0, 100))).toBe(true); // heartbeats
+  expect(isIdle(sampled(0, 1e5))).toBe(false); // it receives a large array
+  expect(isIdle(sampled(1, 100))).toBe(false);
+  expect(isIdle(sampled(0, 100).slice(-30))).toBe(false); // too early to say
+  expect(isIdle([])).toBe(false);
+  const notice = { state: State.WORKING, reason: "", code: null, retry_s: null };
+  const status = { notice, counts, device: null, kernel: null, unused: [] };
+  expect(said(status).headline).toBe("This device is helping");
+  expect(said(status, true).headline).toBe("This device is ready");
 });
 
 test("a device has a name and offers what it can spare", () => {
