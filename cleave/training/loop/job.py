@@ -144,6 +144,17 @@ class Decay(Enum):
     WSD = "wsd"
 
 
+class ExchangeKind(Enum):
+    """Form of weights that rounds of local updates exchange. The values are those of `--exchange`.
+
+    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
 MAY_CHANGE: Final = (  # settings that may change when a run is resumed
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
     "early_stop", "sample_every", "prompt", "report_to", "memory", "state_dir", "method", "state",
@@ -292,9 +303,22 @@ class JobSpec:
     )
     method: str = _setting(
         "auto",
-        "stages (whole layers on devices), tiles, local (server alone) or auto.",
+        "stages (whole layers on devices), tiles, local (server alone), auto, or diloco (not "
+        "exact: devices train alone and exchange weights rarely).",
         common=True,
         choices=Method,
+    )
+    every: int = _setting(
+        50, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
+    )
+    exchange: str = _setting(
+        "bf16", "With diloco: form of exchanged weights: fp32, bf16 or int8.", choices=ExchangeKind
+    )
+    outer_lr: float = _setting(
+        0.7, "With diloco: learning rate of the server's outer optimizer.", least=0
+    )
+    outer_momentum: float = _setting(
+        0.9, "With diloco: Nesterov momentum of the outer optimizer.", least=0, below=1
     )
     state: str = _setting(
         "server",
@@ -364,6 +388,33 @@ class JobSpec:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
+        if self.method == Method.DILOCO.value:
+            self._check_local_updates()
+
+    def _check_local_updates(self) -> None:
+        """Raise UsageError if the settings do not go with rounds of local updates."""
+        if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
+            raise UsageError(
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot do; give adamw or "
+                f"sgd with --method diloco"
+            )
+        for option, unusable in (
+            ("--dtype fp16", self.dtype == Precision.FP16.value),
+            ("--packing separate", self.packing == Packing.SEPARATE.value),
+            ("--fallback local", self.fallback == FallbackMode.LOCAL.value),
+            ("--journal", self.journal),
+            ("--memory sharded", self.memory == MemoryMode.SHARDED.value),
+            ("a --lora with dropout", self.lora and LoraSpec.of(self.lora).dropout),
+        ):
+            if unusable:
+                raise UsageError(f"{option} does not go with --method diloco; leave one out")
+        # Only at the end of a round does the server have weights.
+        for name in ("steps", "eval_every", "sample_every"):
+            if getattr(self, name) % self.every:
+                raise UsageError(
+                    f"--{_flag(name)} is {getattr(self, name)}, and --method diloco has weights "
+                    f"every {self.every} steps; give a multiple of --every"
+                )
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
