@@ -7,12 +7,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cleave.planner.local_updates import planned_steps
 from cleave.scheduler.rounds.shares import (
     bounded_shares,
     is_given_up,
     is_late,
     outliers,
-    planned_steps,
 )
 
 speeds = st.dictionaries(st.integers(1, 20), st.floats(1e-3, 1e9), min_size=1)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from cleave.arrays import DType, unpack
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
 from cleave.training.diloco.exchange import bytes_of
 from cleave.training.diloco.local_updates import LocalUpdates
 from cleave.training.diloco.outer import OuterOptimizer
 from cleave.training.diloco.whole_model import WholeModel
-from cleave.training.loop.job import ExchangeKind, OptimizerKind
+from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice

@@ -1,4 +1,4 @@
-"""Decides how many local steps each device does in a round, and how differences are weighted."""
+"""Decides how the differences of a round are weighted, and which devices are too late."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ from typing import Final
 _MOST: Final = 4.0  # times the usual norm, above which a difference is scaled down and named
 _LATE: Final = 1.25  # times the others' time for their steps, after which a device does no more
 _GIVEN_UP: Final = 4.0  # times the others' time for their whole part, after which a device is left
-
-
-def planned_steps(steps_per_s: Mapping[int, float], every: int) -> dict[int, int]:
-    """Return how many local steps each device does in a round, at least 1.
-
-    The fastest device does `every` steps, and the others as many as they can do in that time
-    (arXiv 2401.09135, section 5).
-
-    Args:
-        steps_per_s: the speed of each device, in any unit.
-    """
-    fastest = max(steps_per_s.values(), default=0.0)
-    return {
-        device: max(1, min(every, round(every * speed / fastest)))
-        for device, speed in steps_per_s.items()
-    }
 
 
 def bounded_shares(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, float]:

@@ -22,11 +22,11 @@ from cleave.graphs.exchange_graphs import (
     difference_graph,
     quantized,
 )
+from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import ExchangeWork, Returned
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import StageGraph
 from cleave.scheduler.traffic import TrafficKind
-from cleave.training.loop.job import ExchangeKind
 
 _MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they travel in one message
 

@@ -19,8 +19,9 @@ from cleave.errors import FleetError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import LOOK_S, AbandonedError, FleetPresence
+from cleave.planner.local_updates import ExchangeKind, planned_steps
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.rounds.shares import bounded_shares, outliers, planned_steps
+from cleave.scheduler.rounds.shares import bounded_shares, outliers
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import SumName
@@ -29,7 +30,7 @@ from cleave.training.diloco.outer import OuterOptimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.finite import check_loss
-from cleave.training.loop.job import ExchangeKind, JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
 
 

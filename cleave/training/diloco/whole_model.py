@@ -27,6 +27,7 @@ from cleave.graphs.optimizer_graphs import (
     squares_graph,
 )
 from cleave.graphs.packed import vocabulary_of
+from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import LocalModel, MicroBatch
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
@@ -39,7 +40,7 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.training.data.batches import Batch, learned_tokens
 from cleave.training.diloco.exchange import Exchange
-from cleave.training.loop.job import ExchangeKind, OptimizerKind
+from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
+from cleave.planner.local_updates import EVERY, ExchangeKind
 from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
@@ -142,17 +143,6 @@ class Decay(Enum):
     LINEAR = "linear"
     CONSTANT = "constant"
     WSD = "wsd"
-
-
-class ExchangeKind(Enum):
-    """Form of weights that rounds of local updates exchange. The values are those of `--exchange`.
-
-    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits.
-    """
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    INT8 = "int8"
 
 
 MAY_CHANGE: Final = (  # settings that may change when a run is resumed
@@ -309,7 +299,7 @@ class JobSpec:
         choices=Method,
     )
     every: int = _setting(
-        50, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
+        EVERY, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
     )
     exchange: str = _setting(
         "bf16", "With diloco: form of exchanged weights: fp32, bf16 or int8.", choices=ExchangeKind
