@@ -93,6 +93,7 @@ BENCHMARKS: Final = (
     Benchmark("recovery", 60),
     Benchmark("stragglers", 30),
     Benchmark("resident_churn", 30, quick=_QUICK),
+    Benchmark("local_updates", 240, quick=_QUICK),
     Benchmark("chaos", 60, quick=_QUICK),
     Benchmark("coding", 90),
     Benchmark("fuzz", 60, quick=("--inputs", "20000")),

@@ -10,6 +10,7 @@ DX: Final = "dx"  # the gradient of the loss with respect to the input
 DY: Final = "dy"  # the gradient of the loss with respect to the output
 
 
+IDS: Final = "ids"  # token IDs of sequences, which the embedding takes
 TARGETS: Final = "targets"  # target token of each position; -100 for positions without loss
 SCALE: Final = "scale"  # factor of each token's loss: 1 / number of tokens in the global batch
 FIRST: Final = "first"  # first row of a slice of the LM head
@@ -47,6 +48,10 @@ GRADIENT: Final = "gradient"  # the sum of a parameter's gradients over all micr
 SCALARS: Final = "scalars"  # coefficients of an optimizer step
 SQUARES: Final = "squares"  # a sum of squared gradient elements
 WEIGHT: Final = "weight"  # a parameter of any shape
+START: Final = "start"  # a parameter at the beginning of a round of local updates
+CODES: Final = "codes"  # whole numbers that stand for elements; see `exchange_graphs`
+SCALES: Final = "scales"  # by which the codes of each block are multiplied
+MOMENT: Final = "moment"  # an optimizer moment before the first update
 
 
 def moment(number: int) -> str:

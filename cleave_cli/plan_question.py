@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cleave.errors import PlanError, UsageError
 from cleave.fleet.own_device import offered_bytes
@@ -15,6 +15,7 @@ from cleave.planner.forecast import (
     choose_state,
     refused,
 )
+from cleave.planner.local_updates import Rounds
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates, StepGemm
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.planner.stages.resident import plan_resident
@@ -41,6 +42,7 @@ class PlanQuestion:
         devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.
         in_fp32: rates for stages: fp32 throughput, and actual link rates.
         on_devices: whether stages keep weights and optimizer state on devices.
+        rounds: how often and in which form local updates exchange weights.
     """
 
     sizes: StageSizes
@@ -53,6 +55,7 @@ class PlanQuestion:
     in_fp32: list[DeviceRates]
     ps: PsCompute
     on_devices: bool = False
+    rounds: Rounds = field(default_factory=Rounds)
 
     def choose(self, method: Method) -> MethodChoice:
         """Forecast a step without devices and by each method that `method` allows; choose one."""
@@ -62,6 +65,9 @@ class PlanQuestion:
             forecasts.append(self.by_stages(forecaster))
         if method in (Method.AUTO, Method.TILES):
             forecasts.append(self._by_tiles(forecaster))
+        if method in (Method.AUTO, Method.DILOCO):
+            elements = self.sizes.trained_parameters
+            forecasts.append(forecaster.by_local_updates(self.in_fp32, elements, self.rounds))
         forecasts.append(forecaster.alone())
         return MethodChoice(method, forecasts)
 

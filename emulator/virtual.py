@@ -40,6 +40,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
+from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.joining import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
@@ -176,7 +177,7 @@ class VirtualRuntime(Runtime):
         self._sequence = count()
         self._ids = count(1)
         self._released: deque[int] = deque()
-        self._outcomes: deque[StageOutcome] = deque()
+        self._outcomes: deque[StageOutcome | RoundResult] = deque()
         for number, profile in enumerate(profiles):
             when = profile.availability
             if when is None or when.always:
@@ -365,6 +366,13 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.begin_step(work, self.now_s))
 
     @_alone
+    def begin_round(self, work: RoundWork) -> None:
+        """Start a round of local updates; return without waiting for its result."""
+        self._forget_released()
+        self._outcomes.clear()
+        self.execute(self.manager.begin_round(work, self.now_s))
+
+    @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """Pass an array that the caller computed for a micro-batch to the current step.
 
@@ -392,7 +400,7 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.resolve(right, reason, self.now_s))
 
     @_alone
-    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | RoundResult | None:
         """Process events until the step has an outcome; return it, or None after a timeout.
 
         Raises FleetError if no events remain, because no device is left and none will join. The
@@ -413,7 +421,9 @@ class VirtualRuntime(Runtime):
         self._counters.fleet_s += self.now_s - virtual_s
         return self._outcomes.popleft() if self._outcomes else None
 
-    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
+    def tell_step(
+        self, outcome: StageOutcome | RoundResult, work: StepWork | RoundWork | None
+    ) -> None:
         """Queue an outcome of the current step for `next_outcome`."""
         self._outcomes.append(outcome)
 

@@ -13,6 +13,7 @@ from simulator.cloud import A100, H100, Cloud
 from simulator.confidant import Confidant
 from simulator.data_parallel import DataParallel
 from simulator.dtfm import Dtfm
+from simulator.local_updates import LocalUpdates
 from simulator.method import Method
 from simulator.stages import Stages
 from simulator.tiles import Tiles
@@ -30,6 +31,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
         "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
         "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
         "cleave-stages": Stages(),
+        "diloco": LocalUpdates(),
         "dtfm": Dtfm(thorough=thorough),
         "dtfm-all": Dtfm("dtfm-all", every_device=True, thorough=thorough),
         "alpa": Alpa(),

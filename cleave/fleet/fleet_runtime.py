@@ -18,6 +18,7 @@ from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.own_device import OwnDevice
 from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
+from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
@@ -70,6 +71,13 @@ class FleetRuntime(ABC):
     def begin_step(self, work: StepWork) -> None:
         """Start a step by stages. `next_outcome` returns the outcomes of the step."""
 
+    def begin_round(self, work: RoundWork) -> None:
+        """Start a round of local updates. `next_outcome` returns its `RoundResult`.
+
+        Call this only if `keeps_state`.
+        """
+        raise NotImplementedError
+
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:  # noqa: B027 - optional
         """Between two steps by stages, send new weights to the devices that store the old weights.
 
@@ -109,8 +117,8 @@ class FleetRuntime(ABC):
         """
 
     @abstractmethod
-    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Wait for the next outcome of the current step by stages. Return None on timeout."""
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | RoundResult | None:
+        """Wait for the next outcome of the current step or round. Return None on timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:

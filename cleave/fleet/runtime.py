@@ -37,6 +37,7 @@ from cleave.scheduler.instructions import (
     Send,
     TellStep,
 )
+from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
@@ -113,7 +114,7 @@ class Runtime(FleetRuntime):
             self._counters,
             traffic=self._counters.traffic.snapshot(),
             saved=self._counters.saved.snapshot(),
-            blocks=done.results + self.manager.stages.results,
+            blocks=done.results + self.manager.stages.results + self.manager.rounds.results,
             reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,
         )
@@ -187,7 +188,9 @@ class Runtime(FleetRuntime):
         """
 
     @abstractmethod
-    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
+    def tell_step(
+        self, outcome: StageOutcome | RoundResult, work: StepWork | RoundWork | None
+    ) -> None:
         """Make `next_outcome` return an outcome, unless the outcome's step has been abandoned."""
 
     def tell(self, information: Information) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -262,6 +262,33 @@ class OutsideLayers:
         if not isinstance(logits, Tensor):
             raise LayerGraphError(f"{type(self.model).__name__} returns no logits")
         return logits
+
+    def first_input(self, parameters: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+        """Return the input of the first layer, shape (batch, tokens, width), for whole sequences.
+
+        Args:
+            parameters: parameters and buffers to use instead of the model's own, by name.
+            ids: token IDs, shape (batch, tokens).
+        """
+        found: list[Tensor] = []
+
+        def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            found.append(x)
+            raise _AllCalledError
+
+        how = {
+            "input_ids": ids,
+            "position_ids": torch.arange(ids.shape[1])[None],
+            "attention_mask": torch.ones(ids.shape[0], 1, 1, 1, dtype=torch.bool),  # as in `logits`
+            "use_cache": False,
+        }
+        with (
+            plain_attention(self.model),
+            self._layers_replaced(take),
+            suppress(_AllCalledError),
+        ):
+            torch.func.functional_call(self.model, dict(parameters), (), how)
+        return found[0]
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
@@ -77,7 +78,8 @@ def plan_batch(
     raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
 
 
-# In ascending order of traffic. Of equally fast methods, the one with the least traffic is chosen.
+# The exact methods, in ascending order of traffic. AUTO chooses the fastest of them, and of equally
+# fast ones the first.
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
 _NAMES: Final = {
     Method.STAGES: "stages",
@@ -252,6 +254,33 @@ class StepForecaster:
         except PlanError as error:
             return refused(Method.STAGES, str(error))
 
+    def by_local_updates(
+        self, devices: Sequence[DeviceRates], elements: int, rounds: Rounds
+    ) -> Forecast:
+        """Forecast the time that local updates take for as many tokens as a step has.
+
+        This is another algorithm. Each device's local step has an equal share of the sequences, one
+        in each micro-batch. If it is impossible, `Forecast.refused` gives the reason.
+
+        Args:
+            elements: number of trained parameters.
+        """
+        model, each = self.cut(self.rows), -(-self.rows // max(1, len(devices)))
+        try:
+            plan = plan_round(model, elements, devices, self.ps.rates, rounds, each)
+        except PlanError as error:
+            return refused(Method.DILOCO, str(error))
+        share = sum(model.tokens) / plan.tokens
+        return Forecast(
+            Method.DILOCO,
+            plan.round_s * share,
+            round(plan.downlink_bytes * share),
+            round(plan.uplink_bytes * share),
+            plan.why,
+            plan.device_bytes,
+            plan.server_bytes,
+        )
+
     def of_plan(self, model: StageModel, plan: StagePlan) -> Forecast:
         """Return the forecast of a step by stages with this plan."""
         return Forecast(
@@ -361,7 +390,8 @@ class MethodChoice:
         """Return the same forecast as `chosen`, even if the requested method is impossible."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
-        order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
+        exact = [each for each in self.forecasts if each.method in _BY_TRAFFIC]
+        order = sorted(exact, key=lambda each: _BY_TRAFFIC.index(each.method))
         return min(order, key=lambda each: each.step_s)
 
     @property
@@ -380,7 +410,8 @@ class MethodChoice:
         chosen = self.chosen
         if self.asked is not Method.AUTO:
             return f"Using {chosen.method.value}, as requested."
-        possible = [e for e in self.forecasts if not e.refused and e is not chosen]
+        exact = [e for e in self.forecasts if e.method in _BY_TRAFFIC]
+        possible = [e for e in exact if not e.refused and e is not chosen]
         name = _NAMES[chosen.method]
         if not possible:
             return f"Using {name}: no other method is possible."

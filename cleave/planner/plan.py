@@ -26,6 +26,10 @@ class Method(Enum):
     LOCAL = "local"
     """The parameter server (PS) trains alone."""
 
+    DILOCO = "diloco"
+    """Each device trains the whole model alone, and the PS averages the weights' changes now and
+    then (local updates). This is another algorithm, with other losses. AUTO never chooses it."""
+
 
 class StateMode(Enum):
     """Where the layers' weights and optimizer state stay between steps by stages."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
+from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
@@ -155,10 +156,10 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Pass an outcome of a step by stages to the waiting training thread."""
+    """Pass an outcome of a step by stages, or of a round, to the waiting training thread."""
 
-    outcome: StageOutcome
-    work: StepWork | None = None
+    outcome: StageOutcome | RoundResult
+    work: StepWork | RoundWork | None = None
 
 
 @dataclass(slots=True)

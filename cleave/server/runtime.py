@@ -33,6 +33,7 @@ from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.fleet_events import EventKind, EventListener
 from cleave.scheduler.instructions import Aside, Check, ForRuntime, Joined, Note, Overdue, Send
+from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.admission import clean_text
 from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.sessions.session_manager import SessionManager
@@ -127,7 +128,9 @@ class LiveRuntime(Runtime):
         self._checking = 0  # number of checks that are queued or running in the checker's thread
         self._finished: dict[int, threading.Event] = {}
         self._step_token: object = None
-        self._outcomes = queue.SimpleQueue[tuple[StageOutcome, StepWork | None]]()
+        self._outcomes = queue.SimpleQueue[
+            tuple[StageOutcome | RoundResult, StepWork | RoundWork | None]
+        ]()
         self._closed = False
         self._ending = False
 
@@ -560,6 +563,13 @@ class LiveRuntime(Runtime):
         self.count_step(work)
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
+    def begin_round(self, work: RoundWork) -> None:
+        """Start a round of local updates. Raise FleetError if the fleet is closed."""
+        if self._closed or self.loop is None:
+            raise FleetError("the fleet is closed; make a new one to continue")
+        self._step_token = work.token
+        self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_round, work)
+
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
         self._post(self._step_call, self.manager.renew, arrays)
 
@@ -584,7 +594,7 @@ class LiveRuntime(Runtime):
                 StepFailed(f"unexpected {type(error).__name__}: {error}", final=True), None
             )
 
-    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
+    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | RoundResult | None:
         began_s = time.perf_counter()
         try:
             while True:
@@ -598,7 +608,9 @@ class LiveRuntime(Runtime):
             self._counters.fleet_s += took_s
             self._counters.waited_s += took_s
 
-    def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
+    def tell_step(
+        self, outcome: StageOutcome | RoundResult, work: StepWork | RoundWork | None
+    ) -> None:
         """Queue an outcome for `next_outcome`, which skips outcomes of abandoned steps."""
         self._outcomes.put((outcome, work))
 

@@ -39,7 +39,11 @@ def plan(
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
     lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
-    method: Annotated[str, Option(help="auto, stages, tiles, or local (no devices).")] = "auto",
+    method: Annotated[
+        str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
+    ] = "auto",
+    every: Annotated[int, Option(help="Of diloco: local steps between exchanges.", min=1)] = 50,
+    exchange: Annotated[str, Option(help="Of diloco: fp32, bf16 or int8.")] = "bf16",
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",
@@ -86,6 +90,7 @@ def plan(
     from rich.console import Console
 
     from cleave.planner.coding import CodingPolicy, payload_rates
+    from cleave.planner.local_updates import ExchangeKind, Rounds
     from cleave.planner.plan import ElementBytes, Method, PsRates, StateMode
     from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.tiles.planner import PlanMethod, TilePlanner
@@ -134,7 +139,7 @@ def plan(
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
     by = choice_of(Method, "--method", method)
     where_state = choice_of(StateMode, "--state", state)
-    by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL))
+    by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL, Method.DILOCO))
     if where_state is not StateMode.SERVER and not by_stages:
         raise UsageError(
             f"--state {state} is of use with stages and one server; leave out --gemm, --servers "
@@ -172,6 +177,7 @@ def plan(
         in_fp32,
         server_of(sizes, ps_gflops, dtype, ps),
         on_devices=where_state is StateMode.DEVICES,
+        rounds=Rounds(every, choice_of(ExchangeKind, "--exchange", exchange)),
     )
     why_there = ""
     if where_state is StateMode.AUTO:

@@ -41,6 +41,8 @@ from cleave.scheduler.instructions import (
     Stuck,
     TellStep,
 )
+from cleave.scheduler.rounds.rounds import LocalRounds
+from cleave.scheduler.rounds.work import RoundWork
 from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.joining import Joining, bounded, superseded
@@ -102,6 +104,7 @@ class SessionManager:
         self.sessions: dict[int, Session] = {}
         any_device = StagesOn.of(stages_on) is StagesOn.ANY
         self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)
+        self.rounds = LocalRounds(self.sessions, self.scheduler.names)
         self.auth = auth if auth is not None else SharedSecretAuth(credential)
         self.verification = Verification.of(verify)
         self.verify = self.verification.active(crossed)
@@ -148,7 +151,8 @@ class SessionManager:
         return session.state
 
     def _busy(self, session: Session) -> bool:
-        return self.scheduler.busy(session.id) or self.stages.busy(session.id)
+        at_stages = self.stages.busy(session.id) or self.rounds.busy(session.id)
+        return at_stages or self.scheduler.busy(session.id)
 
     # --- sessions ---
 
@@ -285,6 +289,7 @@ class SessionManager:
             instructions += self._carry_out(judged, now_s)
         self.history.tick(self.sessions.values(), now_s)
         self._joining.tick(now_s)
+        instructions += self._carry_out(self.rounds.tick(now_s), now_s)
         return instructions + self.expire(now_s) + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
@@ -379,6 +384,8 @@ class SessionManager:
             self.history.remember(session)
         session.counters.blocks += 1
         if isinstance(task.detail, StageOrder):
+            if self.rounds.owns(task.detail):
+                return self.rounds.answered(task.detail, message, now_s)
             return self.stages.answered(task.detail, message, task.flops, now_s)
         assert isinstance(message, messages.Result)
         if session.rates is not None:
@@ -397,6 +404,8 @@ class SessionManager:
             return [*decisions, events.RunFailed(session.id, run, reason)]
         if session.setbacks.aside:  # the step continues without the device
             return decisions
+        if self.rounds.owns(task.detail):
+            return [*decisions, *self.rounds.leave(session.id, reason)]
         return [*decisions, *self.stages.refused(task.detail, run)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
@@ -464,9 +473,15 @@ class SessionManager:
         """Release device memory that stages no longer use, so that GEMM tiles can use it."""
         return self._reserve(
             {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
-             if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
+             if s.reserved_bytes != self.stages.occupied_bytes(s.id)
+             and s.id not in self.rounds.devices},
             now_s,
         )  # fmt: skip
+
+    def begin_round(self, work: RoundWork, now_s: float) -> list[ForRuntime]:
+        """Start a round of local updates, and reserve all memory of its devices until it ends."""
+        reserved = self._reserve(dict.fromkeys(work.steps), now_s)
+        return reserved + self._carry_out(self.rounds.begin(work, now_s), now_s)
 
     def renew(self, arrays: Mapping[StageArray, StageArray], now_s: float) -> list[ForRuntime]:
         """Replace weights on devices between two steps. `arrays` maps old arrays to new arrays."""
@@ -496,8 +511,8 @@ class SessionManager:
         return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the current step by stages and tell devices to drop all arrays for stages."""
-        ended = self._carry_out(self.stages.end(), now_s)
+        """End the current step or round, and tell devices to drop all arrays for it."""
+        ended = self._carry_out([*self.stages.end(), *self.rounds.end()], now_s)
         return ended + self._let_leave(now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---
@@ -522,7 +537,7 @@ class SessionManager:
                             self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() as result, work):
-                    model = 0 if work is None else work.model
+                    model = work.model if isinstance(work, StepWork) else 0
                     told = TellStep(
                         replace(
                             result,
@@ -630,10 +645,11 @@ class SessionManager:
             case events.DeviceDraining(device) if self.stages.hands_over(device):
                 return []
             case events.DeviceLost(device) | events.DeviceDraining(device):
-                return self.stages.lost(device)
+                return [*self.stages.lost(device), *self.rounds.leave(device, "it left")]
             case events.DeviceAside(device):
                 reason = self.sessions[device].setbacks.text or "it was set aside"
-                return self.stages.failed(device, reason)
+                left = self.rounds.leave(device, reason)
+                return [*self.stages.failed(device, reason), *left]
             case events.DeviceReady(rates):
                 return self.stages.returned(self.sessions[rates.device])
             case events.DeviceBack():

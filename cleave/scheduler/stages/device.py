@@ -10,7 +10,7 @@ from cleave import graph_names as names
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import row_pieces
-from cleave.scheduler.stages.passes import StagePasses, arrays_of, sums_of
+from cleave.scheduler.stages.passes import StagePasses, arrays_of
 from cleave.scheduler.stages.work import (
     LoggedStep,
     Resident,
@@ -141,30 +141,39 @@ class StageDevice(StagePasses):
 
         No order overwrites an input, so that a failed order can be repeated alone.
         """
+        if array := self.sum_of_squares(request):
+            self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
+            self.drop([array])
+
+    def sum_of_squares(self, request: StageRequest) -> int:
+        """Request the sum of squares. Return its wire ID, or 0 if there are no sums."""
         total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
         array = 0
         for (layer, name), gradient in request.sums.items():
             feed = {names.GRADIENT: gradient, total: array}
-            shape = sums_of(self.work, layer)[name]
-            flops = 2 * shape.rows * shape.columns
+            weight = self._resident.parameters[layer, name].weight
+            flops = 2 * weight.rows * weight.columns
             found = self._run(request, self._resident.squares, feed, {new: _FP32}, flops)
             self.drop([array] if array else [])
             array = found[new]
-        if array:
-            self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
-            self.drop([array])
+        return array
 
     def update(self, request: StageRequest, scalars: Sequence[StageArray]) -> None:
         """Request an optimizer step with the gradient sums in `request.sums`, and drop them."""
+        self.update_with(request, [self._put(each) for each in scalars])
+        for each in scalars:
+            self._forget(each)
+
+    def update_with(self, request: StageRequest, given: Sequence[int]) -> None:
+        """Request an optimizer step. `given` has the wire IDs of the coefficients by group."""
         resident = self._resident
-        given = [self._put(each) for each in scalars]
         for (layer, name), gradient in request.sums.items():
-            one, shape = resident.parameters[layer, name], sums_of(self.work, layer)[name]
+            one = resident.parameters[layer, name]
             state = dict(zip(_state_names(len(one.moments)), one.arrays, strict=True))
             old = {key: self._sent[array] for key, array in state.items()}
             feed = old | {names.GRADIENT: gradient, names.SCALARS: given[one.group]}
-            made = dict.fromkeys(map(names.updated, state), shape.nbytes)
-            flops = 16 * shape.rows * shape.columns
+            made = dict.fromkeys(map(names.updated, state), one.weight.nbytes)
+            flops = 16 * one.weight.rows * one.weight.columns
             found = self._run(request, resident.update, feed, made, flops)
             for key, array in state.items():
                 self._sent[array] = found[names.updated(key)]
@@ -172,8 +181,6 @@ class StageDevice(StagePasses):
             kept = self._snapshot.values()
             self.drop([*(id for id in old.values() if id not in kept), gradient])
         request.sums.clear()
-        for each in scalars:
-            self._forget(each)
 
     def state(self, request: StageRequest) -> None:
         """Request a stage's trained state. Answers have the key (array, first row)."""

@@ -12,6 +12,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import DeviceArrays, row_pieces
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
+    EmbeddingWork,
     KeptLayer,
     LayerWork,
     LossWork,
@@ -242,7 +243,7 @@ class StagePasses(DeviceArrays):
         made: dict[str, int],
         flops: int,
         number: int,
-        of: LayerWork | LossWork | SliceWork,
+        of: LayerWork | LossWork | SliceWork | EmbeddingWork,
     ) -> dict[str, int]:
         """Request a graph run that adds gradients to sums. Return the outputs' wire IDs.
 

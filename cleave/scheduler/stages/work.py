@@ -137,6 +137,16 @@ class LossWork:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingWork:
+    """The graphs and arrays of everything before the first layer, for devices with whole models."""
+
+    forward: StageGraph
+    backward: StageGraph | None  # None if nothing in the embedding is trained
+    parameters: Mapping[str, StageArray]  # arrays by graph input
+    sums: Mapping[str, SumShape]
+
+
+@dataclass(frozen=True, slots=True)
 class SliceWork:
     """The arrays, graphs and costs of one vocabulary-parallel loss slice. FLOPs are per token."""
 
@@ -305,6 +315,9 @@ class RequestKind(Enum):
     SQUARES = "squares"  # the device returns the sum of its squared gradients
     UPDATE = "update"  # the device updates its weights and moments
     STATE = "state"  # the device returns its weights and moments to the PS
+    # For devices that train the whole model alone (`cleave.scheduler.rounds`):
+    LOCAL = "local step"
+    DIFFERENCE = "difference"  # the device returns how its weights differ from the round's first
 
     @property
     def is_pass(self) -> bool:
@@ -382,7 +395,7 @@ class StageOrder:
     def kind(self) -> TrafficKind:
         """Return the traffic kind of the answer to this order."""
         match self.request.kind:
-            case RequestKind.SUMS:
+            case RequestKind.SUMS | RequestKind.DIFFERENCE:
                 return TrafficKind.GRADIENTS
             case RequestKind.STATE:
                 return TrafficKind.WEIGHTS

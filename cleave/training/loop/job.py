@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
+from cleave.planner.local_updates import EVERY, ExchangeKind
 from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
@@ -294,9 +295,22 @@ class JobSpec:
     )
     method: str = _setting(
         "auto",
-        "stages (whole layers on devices), tiles, local (server alone) or auto.",
+        "stages (whole layers on devices), tiles, local (server alone), auto, or diloco (not "
+        "exact: devices train alone and exchange weights rarely).",
         common=True,
         choices=Method,
+    )
+    every: int = _setting(
+        EVERY, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
+    )
+    exchange: str = _setting(
+        "bf16", "With diloco: form of exchanged weights: fp32, bf16 or int8.", choices=ExchangeKind
+    )
+    outer_lr: float = _setting(
+        0.7, "With diloco: learning rate of the server's outer optimizer.", least=0
+    )
+    outer_momentum: float = _setting(
+        0.9, "With diloco: Nesterov momentum of the outer optimizer.", least=0, below=1
     )
     state: str = _setting(
         "server",
@@ -366,6 +380,33 @@ class JobSpec:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
+        if self.method == Method.DILOCO.value:
+            self._check_local_updates()
+
+    def _check_local_updates(self) -> None:
+        """Raise UsageError if the settings do not go with rounds of local updates."""
+        if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
+            raise UsageError(
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot do; give adamw or "
+                f"sgd with --method diloco"
+            )
+        for option, unusable in (
+            ("--dtype fp16", self.dtype == Precision.FP16.value),
+            ("--packing separate", self.packing == Packing.SEPARATE.value),
+            ("--fallback local", self.fallback == FallbackMode.LOCAL.value),
+            ("--journal", self.journal),
+            ("--memory sharded", self.memory == MemoryMode.SHARDED.value),
+            ("a --lora with dropout", self.lora and LoraSpec.of(self.lora).dropout),
+        ):
+            if unusable:
+                raise UsageError(f"{option} does not go with --method diloco; leave one out")
+        # Only at the end of a round does the server have weights.
+        for name in ("steps", "eval_every", "sample_every"):
+            if getattr(self, name) % self.every:
+                raise UsageError(
+                    f"--{_flag(name)} is {getattr(self, name)}, and --method diloco has weights "
+                    f"every {self.every} steps; give a multiple of --every"
+                )
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:

@@ -159,5 +159,8 @@ def _least_bytes(
     method = Method(job.method)
     if alone or job.journal or job.dtype == Precision.FP16.value:
         method = Method.LOCAL
-    least = {Method.STAGES: staged, Method.AUTO: min(here, staged)}.get(method, here)
+    # With local updates, the PS keeps momentum instead of AdamW's moments, and does no passes.
+    least = {Method.STAGES: staged, Method.DILOCO: state, Method.AUTO: min(here, staged)}.get(
+        method, here
+    )
     return least + _TOKEN_BYTES * everything * sizes.sequence

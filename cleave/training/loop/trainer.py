@@ -30,6 +30,7 @@ from cleave.training.data.batches import (
     learned_tokens,
     validation_batches,
 )
+from cleave.training.diloco.local_updates import LocalUpdates, local_updates
 from cleave.training.loop.checkpoint import (
     WEIGHTS,
     DamagedCheckpointError,
@@ -271,7 +272,7 @@ class Trainer:
         # If one server needs sharded weights, all servers shard the weights.
         if sharded in self.ranks.agree(memory.value):
             memory = MemoryMode.SHARDED
-        elif job.method == Method.STAGES.value:  # devices store the activations
+        elif job.method in (Method.STAGES.value, Method.DILOCO.value):  # devices do all passes
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
         if self.weights is not None and job.sample_every:
@@ -310,7 +311,10 @@ class Trainer:
         if self._auxiliary:
             _check_auxiliary(job, self._packed)
         self.fleet: JobFleet | None = None
-        if context.fleet is not None and job.method != Method.LOCAL.value:
+        self.rounds: LocalUpdates | None = None
+        if job.method == Method.DILOCO.value:
+            self.rounds = local_updates(job, model, context, self._presence)
+        elif context.fleet is not None and job.method != Method.LOCAL.value:
             self.fleet = JobFleet(
                 job,
                 spec,
@@ -383,6 +387,8 @@ class Trainer:
         """Cancel the fleet's tasks in flight and close the journal and the trackers."""
         if self.fleet is not None:
             self.fleet.close()
+        if self.rounds is not None:
+            self.rounds.close()
         if self.journal is not None:
             self.journal.close()
         if self._resident is not None:
@@ -495,6 +501,8 @@ class Trainer:
                 all its devices. The next call repeats the step with the same batches.
             DivergedError: if the loss or the gradients are not finite.
         """
+        if self.rounds is not None:
+            return self._train_round(self.rounds)
         before, began_s = self._early or self._counters(), time.perf_counter()
         self._early = None
         journal_before, update_before_s = self._journal_counters(), self.optimizer.update_s
@@ -555,6 +563,40 @@ class Trainer:
             floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
             against_loss=self.compared.against(self.step, loss),
             **work,
+        )
+
+    def _train_round(self, rounds: LocalUpdates) -> StepRecord:
+        """Do a round of local updates, and return the record of its last step."""
+        before, began_s = self._counters(), time.perf_counter()
+
+        def batches() -> list[Batch]:
+            return [self.loader.next_batch() for _ in range(self.job.accumulate)]
+
+        def rate(step: int) -> float:
+            return self.schedule.rate(self.step + step)
+
+        try:
+            done = rounds.round(rate, batches)
+        except AbandonedError:
+            self.loader.restore(self._data)
+            raise
+        except DivergedError as error:
+            raise self._diverged(f"in the round after step {self.step}", str(error)) from error
+        self.step, self._data = self.step + self.job.every, self.loader.state()
+        wall_s, spent = time.perf_counter() - began_s, self._counters() - before
+        return StepRecord(
+            step=self.step,
+            loss=done.loss,
+            tokens=done.tokens,
+            learning_rate=self.schedule.rate(self.step - 1),
+            wall_s=wall_s,
+            ended_s=time.time(),
+            ps_s=wall_s - spent.waited_s,
+            method=Method.DILOCO.value,
+            verify_s=0.0,
+            floor_bytes=0,
+            against_loss=self.compared.against(self.step, done.loss),
+            **self._work(spent, self._journal_counters()),
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
@@ -862,7 +904,7 @@ class Trainer:
             weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
-            **self.optimizer.tensors(),
+            **(self.rounds.tensors() if self.rounds is not None else self.optimizer.tensors()),
         }
 
     def restore(
@@ -887,8 +929,10 @@ class Trainer:
         scale = self.optimizer.scale
         if checkpoint.step and scale is not None:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
+        if self.rounds is not None:
+            self.rounds.load_tensors(checkpoint.tensors)
         # There is no optimizer state before the first update.
-        if scale.updates if scale is not None else checkpoint.step:
+        elif scale.updates if scale is not None else checkpoint.step:
             self.optimizer.load_tensors(checkpoint.tensors)
         if "text" not in changed:
             self._data = LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"])
@@ -943,6 +987,8 @@ class Trainer:
             self.weights.begin_sharing()
 
     def _counters(self) -> FleetCounters:
+        if self.rounds is not None:
+            return self.rounds.counters()
         return self.fleet.counters() if self.fleet else FleetCounters()
 
     def _journal_counters(self) -> JournalCounters:

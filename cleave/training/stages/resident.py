@@ -246,7 +246,7 @@ class ResidentState:
         group = _Group(self._optimizer.rule.decay_of(tensor), updates)
         if group not in self._groups:
             self._groups.append(group)
-        made = [self._work.array_of_state(each) for each in (tensor, *moments)]
+        made = [self._work.array_of(each, DType.FP32) for each in (tensor, *moments)]
         for array, each in zip(made, (tensor, *moments), strict=True):
             payload = array.payload
             if isinstance(payload, arrays.Buffer) and _begin(payload) != each.data_ptr():

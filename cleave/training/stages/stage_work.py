@@ -256,9 +256,9 @@ class ModelWork:
         assert graphs is not None
         assert self._loss is not None
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
-        parameters[names.SCALE] = _floats(np.full((1, 1), scale))
+        parameters[names.SCALE] = floats(np.full((1, 1), scale))
         sums = {n: sum_shape(held[n]) for n in graphs.trainable}
-        given = [_indices(t) for t in targets]
+        given = [indices(t) for t in targets]
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
 
     def slices(
@@ -268,8 +268,8 @@ class ModelWork:
         if not parts:
             return []
         self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
-        given = [_indices(t) for t in targets]
-        one = _floats(np.full((1, 1), scale))
+        given = [indices(t) for t in targets]
+        one = floats(np.full((1, 1), scale))
         return [self._slice(part, given, one) for part in parts]
 
     def _slice(
@@ -343,7 +343,7 @@ class ModelWork:
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
         loss, total = combined(found, targets.flatten().numpy(), scale)
-        return loss, _floats(total)
+        return loss, floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType | None = None) -> Tensor:
         """Convert a device's payload in `dtype`, by default the wire dtype, to an fp32 tensor."""
@@ -516,9 +516,13 @@ class ModelWork:
         loss = self.graphs.loss
         return [] if loss is None else [self._held_by_loss[name] for name in loss.parameters]
 
-    def array_of_state(self, tensor: Tensor) -> StageArray:
-        """Return a wire array that shares the memory of a weight or moment in fp32."""
-        return self._matrix(tensor, DType.FP32)
+    def array_of(self, tensor: Tensor, dtype: DType) -> StageArray:
+        """Return a weight as a wire array. In fp32, the array shares the tensor's memory."""
+        return self._matrix(tensor, dtype)
+
+    def parameter(self, tensor: Tensor) -> StageArray:
+        """Return the wire array of a parameter of the whole model."""
+        return self._parameter(tensor)
 
     def _matrix(self, tensor: Tensor, dtype: DType | None = None) -> StageArray:
         dtype = dtype or self._dtype_of(tensor)
@@ -542,7 +546,7 @@ class ModelWork:
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
             made = _array(matrix, DType.FP32)
         else:
-            made = _indices(tensor)
+            made = indices(tensor)
         payload = made.payload.pack() if isinstance(made.payload, Buffer) else made.payload
         digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
         digest.update(payload)  # type: ignore[arg-type]
@@ -550,7 +554,8 @@ class ModelWork:
         return self._extras.setdefault(key, self._extras_before.get(key, made))
 
 
-def _floats(matrix: Any) -> StageArray:
+def floats(matrix: Any) -> StageArray:
+    """Return a wire array in fp32 with the values of a matrix."""
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
     return StageArray(rows, columns, "fp32", held)
@@ -568,7 +573,8 @@ def sum_shape(tensor: Tensor) -> SumShape:
     return SumShape(tensor.numel() // tensor.shape[-1], tensor.shape[-1])
 
 
-def _indices(tensor: Tensor) -> StageArray:
+def indices(tensor: Tensor) -> StageArray:
+    """Return a wire array of integers or booleans, such as token IDs."""
     array = tensor.detach().contiguous().numpy()
     payload = memoryview(array.tobytes())
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)

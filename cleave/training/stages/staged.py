@@ -23,6 +23,7 @@ from cleave.planner.forecast import ON_SERVER, Forecast, choose_state
 from cleave.planner.plan import Method
 from cleave.planner.stages.model import PlannedStage, PsCompute, StagePlan, StagePlanner
 from cleave.planner.stages.resident import plan_again, plan_resident
+from cleave.scheduler.rounds.work import RoundResult
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.scheduler.stages.outcomes import (
@@ -884,6 +885,7 @@ class StagedModel:
                 raise StageFailedError(str(error)) from error
             if outcome is not None:
                 self._note_presence(there=True)
+                assert not isinstance(outcome, RoundResult)
                 if not isinstance(outcome, Suspect):
                     return outcome
                 self._examine(outcome)

@@ -1,0 +1,202 @@
+"""Graphs with which devices that train whole models exchange weights with the server.
+
+A device returns the difference between the weights with which a round of local updates began and
+its present weights. Then it adds the change of the server's weights to those of the beginning.
+All graphs take weights as vectors, so one graph serves all parameters.
+
+With `int8`, each block of elements has one scale, and an element is a whole number from -123 to 123
+times the scale. Devices return arrays only in floating-point dtypes, so two such numbers travel as
+the bits of one fp16 number. All bit patterns of normal numbers occur, and no others: some devices
+round subnormal numbers to 0.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Final
+
+import numpy as np
+
+from cleave import graph_names as names
+from cleave.machine.graph_session import Array
+from cleave.machine.onnx_graph import ArrayType, Node, written
+
+_VECTOR: Final = ArrayType(["elements"])
+_TINY: Final = 1e-30  # smallest scale, so that a block of zeros can be divided by its scale
+_BLOCK: Final = 256  # most elements with one scale
+_LEAST_BLOCK: Final = 32  # of fewer elements, scales would be a large part of the traffic
+_LARGEST: Final = 123  # largest magnitude of a code
+_CODES: Final = 2 * _LARGEST + 1
+_NORMAL: Final = 30 * 1024  # number of positive normal fp16 numbers
+_FRACTIONS: Final = 1024  # number of fp16 numbers between two powers of 2
+_BIAS: Final = 15  # of the exponents of fp16
+
+
+def zeros_graph() -> bytes:
+    """Return a graph from `WEIGHT` to `MOMENT`: zeros in its shape, for an optimizer moment."""
+    node = Node("Sub", [names.WEIGHT, names.WEIGHT], [names.MOMENT])
+    return written([node], {names.WEIGHT: _VECTOR}, {names.MOMENT: _VECTOR})
+
+
+def clip_graph(scalars: int) -> bytes:
+    """Return a graph that clips gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Inputs are the coefficients of an optimizer step, `SCALARS`, of which the first is the largest
+    norm, and `total(SQUARES)`, the sum of squared gradient elements. The output has the factor of
+    the gradients as its first coefficient.
+    """
+    squares, made = names.total(names.SQUARES), names.updated(names.SCALARS)
+    nodes = [
+        Node("Split", [names.SCALARS, "sizes"], ["largest", "others"]),
+        Node("Sqrt", [squares], ["norm"]),
+        Node("Add", ["norm", "epsilon"], ["divisor"]),
+        Node("Div", ["largest", "divisor"], ["ratio"]),
+        Node("Min", ["ratio", "one"], ["factor"]),
+        Node("Concat", ["factor", "others"], [made], {"axis": 0}),
+    ]
+    return written(
+        nodes,
+        {names.SCALARS: ArrayType([scalars]), squares: ArrayType([1])},
+        {made: ArrayType([scalars])},
+        {
+            "sizes": np.array([1, scalars - 1], np.int64),
+            "epsilon": np.array([1e-6], np.float32),
+            "one": np.ones(1, np.float32),
+        },
+    )
+
+
+def difference_graph() -> bytes:
+    """Return a graph from `START` and `WEIGHT` to `GRADIENT`, their difference."""
+    node = Node("Sub", [names.START, names.WEIGHT], [names.GRADIENT])
+    inputs = {names.START: _VECTOR, names.WEIGHT: _VECTOR}
+    return written([node], inputs, {names.GRADIENT: _VECTOR})
+
+
+def added_graph() -> bytes:
+    """Return a graph from `START` and `GRADIENT` to `updated(WEIGHT)`, their sum."""
+    node = Node("Add", [names.START, names.GRADIENT], [names.updated(names.WEIGHT)])
+    inputs = {names.START: _VECTOR, names.GRADIENT: _VECTOR}
+    return written([node], inputs, {names.updated(names.WEIGHT): _VECTOR})
+
+
+def block_of(elements: int) -> int:
+    """Return the number of elements with one scale; 0 if a vector cannot travel in 8 bits."""
+    block = gcd(elements, _BLOCK)
+    return block if block >= _LEAST_BLOCK else 0
+
+
+def coded_difference_graph(block: int) -> bytes:
+    """Return a graph from `START` and `WEIGHT` to `CODES` and `SCALES`.
+
+    `CODES` has one number for two elements, which `codes_of` decodes. `SCALES` has one number for
+    each `block` elements.
+    """
+    nodes = [
+        Node("Sub", [names.START, names.WEIGHT], ["difference"]),
+        Node("Reshape", ["difference", "blocks"], ["rows"]),
+        Node("Abs", ["rows"], ["sizes"]),
+        Node("ReduceMax", ["sizes", "last"], ["largest"], {"keepdims": 1}),
+        Node("Div", ["largest", "most"], ["tight"]),
+        Node("Max", ["tight", "tiny"], ["scale"]),
+        Node("Reshape", ["scale", "flat"], [names.SCALES]),
+        Node("Div", ["rows", "scale"], ["scaled"]),
+        Node("Round", ["scaled"], ["rounded"]),
+        Node("Add", ["rounded", "most"], ["places"]),
+        Node("Reshape", ["places", "pairs"], ["paired"]),
+        Node("Mul", ["paired", "weights"], ["weighted"]),
+        Node("ReduceSum", ["weighted", "last"], ["place"], {"keepdims": 0}),
+        # The bits of an fp16 number: sign, exponent, fraction.
+        Node("GreaterOrEqual", ["place", "normal"], ["negative"]),
+        Node("Sub", ["place", "normal"], ["after"]),
+        Node("Where", ["negative", "after", "place"], ["positive"]),
+        Node("Div", ["positive", "fractions"], ["quotient"]),
+        Node("Floor", ["quotient"], ["exponent"]),
+        Node("Mul", ["exponent", "fractions"], ["begin"]),
+        Node("Sub", ["positive", "begin"], ["fraction"]),
+        Node("Div", ["fraction", "fractions"], ["part"]),
+        Node("Add", ["part", "one"], ["significand"]),
+        Node("Cast", ["exponent"], ["number"], {"to": 7}),
+        Node("Gather", ["powers", "number"], ["power"]),
+        Node("Mul", ["significand", "power"], ["size"]),
+        Node("Neg", ["size"], ["opposite"]),
+        Node("Where", ["negative", "opposite", "size"], [names.CODES]),
+    ]
+    powers = 2.0 ** np.arange(1 - _BIAS, 1 - _BIAS + _NORMAL // _FRACTIONS)
+    return written(
+        nodes,
+        {names.START: _VECTOR, names.WEIGHT: _VECTOR},
+        {names.CODES: ArrayType(["pairs"]), names.SCALES: ArrayType(["blocks"])},
+        {
+            "blocks": np.array([-1, block], np.int64),
+            "pairs": np.array([-1, 2], np.int64),
+            "flat": np.array([-1], np.int64),
+            "last": np.array([1], np.int64),
+            "most": np.array([_LARGEST], np.float32),
+            "tiny": np.array([_TINY], np.float32),
+            "weights": np.array([_CODES, 1], np.float32),
+            "normal": np.array([_NORMAL], np.float32),
+            "fractions": np.array([_FRACTIONS], np.float32),
+            "one": np.ones(1, np.float32),
+            "powers": powers.astype(np.float32),
+        },
+    )
+
+
+def codes_of(halves: Array) -> Array:
+    """Return the whole numbers in `CODES`, fp32, two for each fp16 number in `halves`."""
+    bits = halves.astype(np.float16).view(np.uint16).astype(np.int64)
+    place = (bits & 0x7FFF) - _FRACTIONS + (bits >> 15) * _NORMAL
+    pairs = np.stack([place // _CODES, place % _CODES], 1).reshape(-1)
+    return (pairs - _LARGEST).astype(np.float32)
+
+
+def dequantized(codes: Array, scales: Array) -> Array:
+    """Return the elements, fp32, given their whole numbers and their blocks' scales."""
+    found: Array = (codes.reshape(len(scales), -1) * scales[:, None]).reshape(-1)
+    return found
+
+
+def quantized(values: Array, block: int) -> tuple[Array, Array]:
+    """Return the codes (uint8, from 0) and scales with which the server sends a vector."""
+    rows = values.reshape(-1, block)
+    scales = np.maximum(np.abs(rows).max(1) / np.float32(_LARGEST), np.float32(_TINY))
+    codes = np.round(rows / scales[:, None]) + _LARGEST
+    return codes.reshape(-1).astype(np.uint8), scales.astype(np.float32)
+
+
+def codes_from(sent: Array) -> Array:
+    """Return the whole numbers, fp32, in the codes that `quantized` returns."""
+    found: Array = sent.astype(np.float32) - np.float32(_LARGEST)
+    return found
+
+
+def coded_added_graph(block: int) -> bytes:
+    """Return a graph from `START`, `CODES` and `SCALES` to `updated(WEIGHT)`.
+
+    `CODES` and `SCALES` are those of `quantized`.
+    """
+    nodes = [
+        Node("Cast", [names.CODES], ["numbers"], {"to": 1}),
+        Node("Sub", ["numbers", "most"], ["wholes"]),
+        Node("Reshape", ["wholes", "blocks"], ["rows"]),
+        Node("Reshape", [names.SCALES, "column"], ["scale"]),
+        Node("Mul", ["rows", "scale"], ["scaled"]),
+        Node("Reshape", ["scaled", "flat"], ["update"]),
+        Node("Add", [names.START, "update"], [names.updated(names.WEIGHT)]),
+    ]
+    return written(
+        nodes,
+        {
+            names.START: _VECTOR,
+            names.CODES: ArrayType(["elements"], "uint8"),
+            names.SCALES: ArrayType(["blocks"]),
+        },
+        {names.updated(names.WEIGHT): _VECTOR},
+        {
+            "blocks": np.array([-1, block], np.int64),
+            "column": np.array([-1, 1], np.int64),
+            "flat": np.array([-1], np.int64),
+            "most": np.array([_LARGEST], np.float32),
+        },
+    )

@@ -1,0 +1,177 @@
+"""Predicts rounds of local updates (DiLoCo), in which devices train whole models alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cleave.errors import DeviceMemoryError
+from cleave.planner.coding import coded_ratio
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages.model import StageModel
+
+EVERY: Final = 50  # local steps of the fastest device in a round, unless the user says otherwise
+# The weight now and at the beginning of the round, two moments of AdamW, and a gradient.
+_HELD_BYTES: Final = 20
+_LOGIT_BYTES: Final = 12  # logits, their softmax and their gradient
+
+
+class ExchangeKind(Enum):
+    """Form of weights that rounds of local updates exchange. The values are those of `--exchange`.
+
+    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+    @property
+    def element_bytes(self) -> float:
+        """Return the size of an exchanged element in bytes, before lossless compression."""
+        plain = {ExchangeKind.FP32: 4.0, ExchangeKind.BF16: 2.0, ExchangeKind.INT8: 1 + 4 / 256}
+        return plain[self]
+
+    @property
+    def coded_ratio(self) -> float:
+        """Return the ratio of lossless compression on links that compress; 1 for codes."""
+        return 1.0 if self is ExchangeKind.INT8 else coded_ratio(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often and in which form rounds of local updates exchange weights."""
+
+    every: int = EVERY
+    exchange: ExchangeKind = ExchangeKind.BF16
+
+
+def planned_steps(steps_per_s: Mapping[int, float], every: int) -> dict[int, int]:
+    """Return how many local steps each device does in a round, at least 1.
+
+    The fastest device does `every` steps, and the others as many as they can do in that time
+    (arXiv 2401.09135, section 5).
+
+    Args:
+        steps_per_s: the speed of each device, in any unit.
+    """
+    fastest = max(steps_per_s.values(), default=0.0)
+    return {
+        device: max(1, min(every, round(every * speed / fastest)))
+        for device, speed in steps_per_s.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """A predicted round of local updates.
+
+    Attributes:
+        steps: local steps of each device, by device ID.
+        round_s: time of a round in seconds.
+        exchange_s: part of `round_s` in which weights travel, of the device that takes longest.
+        tokens: tokens that all devices train on in a round.
+        downlink_bytes, uplink_bytes: traffic of all devices in a round.
+        device_bytes: memory that a device needs.
+        server_bytes: memory of the server for weights, momentum and returned differences.
+        flops: FLOPs of all devices in a round.
+    """
+
+    rounds: Rounds
+    steps: Mapping[int, int]
+    round_s: float
+    exchange_s: float
+    tokens: int
+    downlink_bytes: int
+    uplink_bytes: int
+    device_bytes: int
+    server_bytes: int
+    flops: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the predicted training throughput."""
+        return self.tokens / self.round_s
+
+    @property
+    def why(self) -> str:
+        """Return a clause, without a full stop, that names what takes most of a round."""
+        share = self.exchange_s / self.round_s
+        return (
+            f"not exact, other losses: {self.tokens_per_s:,.0f} tokens/s; devices exchange weights "
+            f"in {self.rounds.exchange.value} every {self.rounds.every} steps, {share:.0%} of the "
+            f"time"
+        )
+
+
+def plan_round(
+    model: StageModel,
+    elements: int,
+    devices: Sequence[DeviceRates],
+    card: PsRates | None,
+    rounds: Rounds,
+    batches: int = 1,
+) -> LocalPlan:
+    """Predict a round in which each device's local step has `batches` micro-batches of `model`.
+
+    Devices with too little memory take no part.
+
+    Args:
+        elements: number of trained parameters.
+        devices: the devices, with rates for layer graphs in fp32.
+        card: rates of the server's network card; None if it is never the bottleneck.
+
+    Raises:
+        DeviceMemoryError: if no device has enough memory.
+    """
+    tokens = max(model.tokens)
+    parts = [*model.layers, model.loss]
+    frozen = sum(part.frozen_bytes for part in parts)
+    logits = _LOGIT_BYTES * model.most_slices
+    inputs = 4 * model.width * len(model.layers)
+    needed_bytes = _HELD_BYTES * elements + frozen + tokens * (logits + inputs)
+    kept_bytes = round(tokens * math.fsum(layer.activation_bytes for layer in model.layers))
+    able = [device for device in devices if device.memory_bytes >= needed_bytes]
+    if not able:
+        raise DeviceMemoryError(
+            f"each device holds the whole model, which takes {needed_bytes / 1e6:,.0f} MB, and no "
+            f"device offers that"
+        )
+    spared = math.fsum(layer.spared_flops for layer in model.layers)
+    whole = math.fsum(part.flops for part in parts)
+    flops = {
+        d.device: batches
+        * tokens
+        * (whole - (spared if needed_bytes + kept_bytes <= d.memory_bytes else 0))
+        for d in able
+    }
+    steps = planned_steps({d.device: d.flops_per_s / flops[d.device] for d in able}, rounds.every)
+    payload, ratio = rounds.exchange.element_bytes * elements, rounds.exchange.coded_ratio
+    down, up, exchange_s, round_s = 0.0, 0.0, 0.0, 0.0
+    for device in able:
+        down_bytes, up_bytes = device.down_bytes(payload, ratio), device.up_bytes(payload, ratio)
+        link_s = down_bytes / device.downlink_bytes_per_s + up_bytes / device.uplink_bytes_per_s
+        link_s += 2 * device.latency_s
+        took_s = link_s + steps[device.device] * flops[device.device] / device.flops_per_s
+        if took_s > round_s:
+            round_s, exchange_s = took_s, link_s
+        down, up = down + down_bytes, up + up_bytes
+    if card is not None:
+        at_card_s = down / card.egress_bytes_per_s + up / card.ingress_bytes_per_s
+        round_s += max(0.0, at_card_s - exchange_s)
+        exchange_s = max(exchange_s, at_card_s)
+    return LocalPlan(
+        rounds,
+        steps,
+        round_s,
+        exchange_s,
+        batches * tokens * sum(steps.values()),
+        round(down),
+        round(up),
+        needed_bytes,
+        round((3 * 4 + len(able) * rounds.exchange.element_bytes) * elements),
+        sum(count * flops[device] for device, count in steps.items()),
+    )

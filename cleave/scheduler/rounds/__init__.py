@@ -1,0 +1,1 @@
+"""Rounds of local updates: devices train whole models alone and return differences."""

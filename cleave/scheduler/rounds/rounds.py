@@ -1,0 +1,143 @@
+"""The current round of local updates, and the devices that take part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cleave.protocol import messages
+from cleave.scheduler.instructions import ForSteps, TellStep
+from cleave.scheduler.rounds.shares import is_given_up, is_late
+from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
+from cleave.scheduler.rounds.worker import LocalWorker
+from cleave.scheduler.sessions.session import Session
+from cleave.scheduler.stages.work import StageOrder
+from cleave.scheduler.tiles.device_memory import Names
+
+
+class LocalRounds:
+    """Manages rounds in which devices train whole models alone; one round at a time.
+
+    A device that leaves or fails loses its work of the round. In the next round, it begins with
+    the newest weights and new optimizer moments, as a device that joins late does.
+
+    Attributes:
+        results: number of graph runs and fetches that devices have completed in all rounds.
+    """
+
+    def __init__(self, sessions: Mapping[int, Session], ids: Names) -> None:
+        self._sessions = sessions
+        self._ids = ids
+        self._workers: dict[int, LocalWorker] = {}
+        self._round: RoundWork | None = None
+        self._began_s = 0.0
+        self._stepped_s: dict[int, float] = {}  # when a device had done its local steps
+        self._parts: dict[int, RoundPart] = {}
+        self._finished_s: dict[int, float] = {}  # when a device's difference had arrived
+        self._lost: dict[str, str] = {}
+        self.results = 0
+
+    @property
+    def devices(self) -> set[int]:
+        """Return the devices that hold the model."""
+        return set(self._workers)
+
+    def owns(self, order: StageOrder) -> bool:
+        """Return whether an order is part of a round."""
+        return order.request.device in self._workers
+
+    def busy(self, device: int) -> bool:
+        """Return whether a device is working on the current round."""
+        return self._round is not None and device in self._taking_part
+
+    @property
+    def _taking_part(self) -> set[int]:
+        """Return the devices whose difference of this round is missing."""
+        if self._round is None:
+            return set()
+        return {d for d in self._round.steps if d in self._workers and d not in self._parts}
+
+    def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
+        """Begin a round on its devices that are still connected."""
+        self._round, self._began_s = work, now_s
+        self._stepped_s, self._parts, self._finished_s, self._lost = {}, {}, {}, {}
+        out: list[ForSteps] = []
+        for device, worker in list(self._workers.items()):
+            if worker.model is not work.model:
+                out += self._drop(device)
+        for device in work.steps:
+            session = self._sessions.get(device)
+            if session is None or session.rates is None:
+                self._lost[f"device {device}"] = "it left before the round"
+                continue
+            if device not in self._workers:
+                self._workers[device] = LocalWorker(
+                    device, session.name, self._ids, work.model, session.rates.memory_bytes
+                )
+            worker = self._workers[device]
+            worker.begin(work)
+            worker.more(work)
+            out += worker.take()
+        return out + self._end_if_complete()
+
+    def answered(
+        self, order: StageOrder, answer: messages.Computed | messages.Result, now_s: float
+    ) -> list[ForSteps]:
+        """Handle a device's answer to an order of a round."""
+        self.results += 1
+        device, work = order.request.device, self._round
+        worker = self._workers[device]
+        payload = answer.payload if isinstance(answer, messages.Result) else None
+        worker.arrived(order, answer.id, payload, answer.compute_s)
+        if work is None or device not in self._taking_part:
+            return []
+        worker.more(work)
+        if worker.difference is not None:
+            self._stepped_s.setdefault(device, now_s - self._began_s)
+        if worker.is_finished:
+            worker.finish()
+            self._parts[device] = worker.part()
+            self._finished_s[device] = now_s - self._began_s
+        return [*worker.take(), *self.tick(now_s)]
+
+    def tick(self, now_s: float) -> list[ForSteps]:
+        """Let slow devices return what they have, and end the round without a stuck device."""
+        work, out = self._round, list[ForSteps]()
+        if work is None:
+            return []
+        taken_s, missing = now_s - self._began_s, self._taking_part
+        present = missing | self._parts.keys()
+        for device in missing:
+            worker, others = self._workers[device], present - {device}
+            if is_given_up(taken_s, self._finished_s, others):
+                out += self.leave(device, "it is far slower than the others")
+            elif worker.steps and is_late(taken_s, self._stepped_s, others):
+                worker.steps.clear()
+                worker.more(work)
+                out += worker.take()
+        return out + self._end_if_complete()
+
+    def leave(self, device: int, reason: str) -> list[ForSteps]:
+        """Let a device that left, failed or is draining take no part in rounds any more."""
+        if device not in self._workers:
+            return []
+        if device in self._taking_part:
+            self._lost[self._workers[device].name] = reason
+        return [*self._drop(device), *self._end_if_complete()]
+
+    def end(self) -> list[ForSteps]:
+        """End the current round, and let devices drop all arrays."""
+        self._round = None
+        return [sent for device in list(self._workers) for sent in self._drop(device)]
+
+    def _drop(self, device: int) -> Iterable[ForSteps]:
+        worker = self._workers.pop(device)
+        worker.end_snapshot()
+        worker.start_over()
+        return worker.take()
+
+    def _end_if_complete(self) -> list[ForSteps]:
+        if self._round is None or self._taking_part:
+            return []
+        work, self._round = self._round, None
+        parts = [self._parts[device] for device in sorted(self._parts)]
+        return [TellStep(RoundResult(parts, self._lost), work)]

@@ -1,0 +1,131 @@
+"""Data structures of a round of local updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.work import EmbeddingWork, StageGraph, StepWork, SumName
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """An output of a difference graph, and how it is returned."""
+
+    name: str
+    rows: int
+    columns: int
+    dtype: str
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the output's size in a device's memory, in fp32."""
+        return 4 * self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeWork:
+    """How a device returns the difference of one parameter, and takes the parameter's new value.
+
+    See `cleave.graphs.exchange_graphs`.
+
+    Attributes:
+        difference: graph from the weight at the beginning of a round and now to what is returned.
+        returned: the outputs of `difference`.
+        added: graph from the weight at the beginning of the last round, and the arrays of an
+            update, to the new weight.
+    """
+
+    difference: StageGraph
+    returned: Sequence[Returned]
+    added: StageGraph
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that devices hold whole, with its optimizer.
+
+    Attributes:
+        step: the layers and the loss. `step.resident` has the trained parameters of the whole
+            model. Those outside the layers have the layer number `LOSS_LAYER`.
+        exchange: for each trained parameter, how it is exchanged.
+        zeros: graph that returns zeros in the shape of a weight, for moments.
+        clip: graph that clips the coefficients of an update; None without clipping.
+        held_bytes: size of all arrays that stay on a device.
+        working_bytes: further memory for a micro-batch, without retained activations.
+        activations_bytes: size of all retained activations of a micro-batch.
+    """
+
+    step: StepWork
+    embedding: EmbeddingWork
+    exchange: Mapping[SumName, ExchangeWork]
+    zeros: StageGraph
+    clip: StageGraph | None
+    held_bytes: int
+    working_bytes: int
+    activations_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Token IDs, target tokens and the factor of each token's loss."""
+
+    ids: StageArray
+    targets: StageArray
+    scale: StageArray
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """One round: what each device trains on, and the change of the weights since the last round.
+
+    Attributes:
+        number: number of the round in this process, from 1.
+        steps: for each device, its local steps. A step has one or more micro-batches.
+        weights: the present value of each trained parameter, for devices that lack it.
+        updates: for each trained parameter, the arrays of what is added to the weight with which
+            the last round began, by the graph input of `ExchangeWork.added`.
+        scalars: returns the coefficients of an optimizer step, given the number of the local step
+            in the round and the number of updates that the device's moments have seen.
+    """
+
+    model: LocalModel
+    number: int
+    steps: Mapping[int, Sequence[Sequence[MicroBatch]]]
+    weights: Mapping[SumName, StageArray]
+    updates: Mapping[SumName, Mapping[str, StageArray]]
+    scalars: Callable[[int, int], Sequence[StageArray]]
+    token: object = field(default_factory=object)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPart:
+    """What one device did in a round.
+
+    Attributes:
+        tokens: number of tokens in the local steps.
+        losses: the loss of each local step, as returned, by (step, micro-batch).
+        difference: for each trained parameter, the rows of each returned array, in order.
+        compute_s: computation time of the local steps that the device reported.
+        flops: floating-point operations of the local steps.
+    """
+
+    device: int
+    name: str
+    steps: int
+    tokens: int
+    losses: Mapping[tuple[int, int], Any]
+    difference: Mapping[SumName, Mapping[str, Sequence[Any]]]
+    compute_s: float
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """The end of a round. `lost` names the devices whose work is lost, with the reason."""
+
+    parts: Sequence[RoundPart]
+    lost: Mapping[str, str]

@@ -1,0 +1,258 @@
+"""The messages to one device that trains a whole model alone and returns the difference.
+
+The device never overwrites a weight, so the weights with which a round began stay until the next
+round. They are the arrays that `DeviceArrays` keeps for a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cleave import graph_names as names
+from cleave.planner.stages.model import Keep, PlannedStage
+from cleave.scheduler.rounds.work import LocalModel, MicroBatch, RoundPart, RoundWork
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.device_arrays import row_pieces
+from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
+    RequestKind,
+    RowsPiece,
+    StageOrder,
+    StageRequest,
+    SumName,
+)
+from cleave.scheduler.tiles.device_memory import Names
+
+_FP32: Final = 4
+_STEPS_IN_FLIGHT: Final = 2  # so that a device need not wait for the next step
+_ROWS_IN_FLIGHT: Final = 4  # a device stores returned rows twice, each at most 8 MB
+
+
+class LocalWorker(StageDevice):
+    """One device's share of rounds.
+
+    Attributes:
+        round: number of the last round that the device began.
+        updates: number of updates in the device's optimizer moments.
+        steps: the local steps of this round that have not been requested.
+        asked: number of the local steps that have been requested in this round.
+        difference: the request for the difference; None if local steps are unfinished.
+    """
+
+    def __init__(
+        self, device: int, name: str, ids: Names, model: LocalModel, memory_bytes: int
+    ) -> None:
+        super().__init__(device, ids, model.step)
+        self.name = name
+        self.model = model
+        self.memory_bytes = memory_bytes
+        self.round = self.updates = self.asked = 0
+        self.steps: deque[Sequence[MicroBatch]] = deque()
+        self.pending: list[StageRequest] = []  # local steps in flight
+        self.done: list[StageRequest] = []  # finished local steps
+        self.difference: StageRequest | None = None
+        self._rest: deque[tuple[RowsPiece, str]] = deque()  # of the difference, with dtypes
+        self.compute_s = 0.0
+        self.tokens = 0
+        self._micro_batch: MicroBatch | None = None
+        self._ids_array = 0
+        self._plan = PlannedStage(0, len(model.step.layers), (device,), loss=True)
+
+    def begin(self, work: RoundWork) -> None:
+        """Bring the device's weights up to date and begin its local steps."""
+        if self.round and self.round == work.number - 1:
+            for key, update in work.updates.items():
+                self._add(key, update)
+        else:
+            self._load(work.weights)
+        self.round, self.steps = work.number, deque(work.steps[self.device])
+        self.pending, self.done, self.difference = [], [], None
+        self._rest.clear()
+        self.asked, self.compute_s, self.tokens = 0, 0.0, 0
+
+    def _load(self, weights: Mapping[SumName, StageArray]) -> None:
+        """Send the weights, graphs and other arrays, and begin moments with zeros."""
+        self.end_snapshot()
+        self.start_over()
+        self._updates, self.updates = {}, 0
+        model, step = self.model, self.work
+        request = self._request(RequestKind.LOCAL)
+        for key, one in self._resident.parameters.items():
+            self._put(weights[key])
+            id = self._sent[one.weight] = self._snapshot[one.weight] = self._sent.pop(weights[key])
+            for moment in one.moments:
+                feed = {names.WEIGHT: id}
+                made = {names.MOMENT: one.weight.nbytes}
+                self._sent[moment] = self._run(request, model.zeros, feed, made, 0)[names.MOMENT]
+        for weight in self._resident.arrays:
+            self._updates[weight] = 0
+        assert step.loss is not None
+        for layer in step.layers:
+            self.load([*layer.parameters.values(), *layer.extras.values()])
+        self.load([*model.embedding.parameters.values(), *step.loss.parameters.values()])
+
+    def _add(self, key: SumName, update: Mapping[str, StageArray]) -> None:
+        """Add the change of a weight to the weight with which the last round began."""
+        weight = self._resident.parameters[key].weight
+        before, now = self._snapshot.pop(weight), self._sent.pop(weight)
+        feed = {names.START: before} | {name: self._put(array) for name, array in update.items()}
+        made, graph = {names.updated(names.WEIGHT): weight.nbytes}, self.model.exchange[key].added
+        found = self._run(self._request(RequestKind.LOCAL), graph, feed, made, 0)
+        self.drop([before, now])
+        for array in update.values():
+            self._forget(array)
+        self._sent[weight] = self._snapshot[weight] = found[names.updated(names.WEIGHT)]
+
+    def _request(self, kind: RequestKind) -> StageRequest:
+        return StageRequest(kind, 0, self._plan, self.asked, self.device)
+
+    def arrived(self, order: StageOrder, run: int, payload: Any, compute_s: float) -> None:
+        """Record the answer to an order. `payload` is None if the order ran a graph."""
+        request = order.request
+        request.answers.pop(run, None)
+        self.answered(run)
+        if order.name is not None:
+            request.found[order.name] = payload
+        if request.kind is RequestKind.LOCAL:
+            self.compute_s += compute_s
+        if not request.answers and request in self.pending:
+            self.pending.remove(request)
+            self.done.append(request)
+
+    def more(self, work: RoundWork) -> None:
+        """Request the next local steps, or the difference after the last one."""
+        while self.steps and len(self.pending) < _STEPS_IN_FLIGHT:
+            self._step(self.steps.popleft(), work)
+        if not self.steps and not self.pending and self.difference is None:
+            self._difference()
+        elif self.difference is not None:
+            self._more_rows(self.difference)
+
+    def _step(self, batches: Sequence[MicroBatch], work: RoundWork) -> None:
+        request = self._request(RequestKind.LOCAL)
+        self.pending.append(request)
+        self.asked += 1
+        room = self.memory_bytes - self.occupied_bytes - self.model.working_bytes
+        request.keep = Keep.INPUTS
+        if self.model.activations_bytes < room:
+            request.keep = Keep.ACTIVATIONS
+        for number, batch in enumerate(batches):
+            self._pass(request, batch, number)
+            self.tokens += batch.tokens
+        scalars = work.scalars(request.batch, self.updates)
+        given = [self._put(each) for each in scalars]
+        if self.model.clip is not None:
+            given = self._clipped(request, given, scalars)
+        self.update_with(request, given)
+        for each in scalars:
+            if each in self._sent:
+                self._forget(each)
+        self.drop([id for id in given if id in self._sizes])
+        self.updates += 1
+
+    def _pass(self, request: StageRequest, batch: MicroBatch, number: int) -> None:
+        """Request the forward and backward pass of a micro-batch. Only the loss is returned."""
+        embedding, width = self.model.embedding, self.work.width
+        self._micro_batch, self._ids_array = batch, self._put(batch.ids)
+        feed = {names.IDS: self._ids_array}
+        feed |= {name: self._put(array) for name, array in embedding.parameters.items()}
+        made = {names.Y: _FP32 * batch.tokens * width}
+        x = self._run(request, embedding.forward, feed, made, 0)[names.Y]
+        y, kept = self._forward(request, request.layers, x, batch.tokens)
+        loss, dy = self._loss_of(request, y, batch)
+        self._fetch(request, (names.LOSS, number), loss, 0, 1, 1, "fp32")
+        self.drop([y, loss])
+        self._backward(request, kept, dy, names.DX, batch.tokens)
+        self._forget(batch.ids)
+
+    def _loss_of(self, request: StageRequest, y: int, batch: MicroBatch) -> tuple[int, int]:
+        """Request the loss of a micro-batch. Return the wire IDs of it and of `y`'s gradient."""
+        loss = self.work.loss
+        assert loss is not None
+        feed = {names.X: y, names.TARGETS: self._put(batch.targets)}
+        feed |= {name: self._put(array) for name, array in loss.parameters.items()}
+        feed[names.SCALE] = self._put(batch.scale)
+        made = {names.LOSS: _FP32, names.DX: _FP32 * batch.tokens * self.work.width}
+        flops = loss.flops * batch.tokens
+        found = self._added(request, loss.graph, feed, made, flops, LOSS_LAYER, loss)
+        self._forget(batch.targets)
+        self._forget(batch.scale)
+        return found[names.LOSS], found[names.DX]
+
+    def _end_backward(self, request: StageRequest, dx: int, name: object, tokens: int) -> None:
+        """Add the gradients of the embedding, instead of returning the input's gradient."""
+        embedding = self.model.embedding
+        if embedding.backward is not None:
+            feed = {names.IDS: self._ids_array, names.DY: dx}
+            feed |= {name: self._put(array) for name, array in embedding.parameters.items()}
+            self._added(request, embedding.backward, feed, {}, 0, LOSS_LAYER, embedding)
+        self.drop([dx])
+
+    def _clipped(
+        self, request: StageRequest, given: Sequence[int], scalars: Sequence[StageArray]
+    ) -> list[int]:
+        """Request coefficients that also clip the gradients by their norm."""
+        assert self.model.clip is not None
+        squares = self.sum_of_squares(request)
+        made = []
+        for id, array in zip(given, scalars, strict=True):
+            feed = {names.SCALARS: id, names.total(names.SQUARES): squares}
+            size = {names.updated(names.SCALARS): array.nbytes}
+            found = self._run(request, self.model.clip, feed, size, 0)
+            made.append(found[names.updated(names.SCALARS)])
+        self.drop([squares])
+        return made
+
+    def _difference(self) -> None:
+        """Request the difference between the weights at the beginning of the round and now."""
+        self.difference = request = self._request(RequestKind.DIFFERENCE)
+        for key, one in self._resident.parameters.items():
+            exchange = self.model.exchange[key]
+            feed = {names.START: self._snapshot[one.weight], names.WEIGHT: self._sent[one.weight]}
+            made = {each.name: each.kept_bytes for each in exchange.returned}
+            found = self._run(request, exchange.difference, feed, made, 0)
+            request.kept = [*request.kept, tuple(found.values())]
+            for each in exchange.returned:
+                name, id = (*key, each.name), found[each.name]
+                for piece in row_pieces(name, id, each.rows, each.columns):
+                    self._rest.append((piece, each.dtype))
+        self._more_rows(request)
+
+    def _more_rows(self, request: StageRequest) -> None:
+        """Request more rows of the difference, up to a limit on orders in flight."""
+        while self._rest and len(request.answers) < _ROWS_IN_FLIGHT:
+            piece, dtype = self._rest.popleft()
+            shape = piece.first, piece.rows, piece.columns
+            self._fetch(request, piece.name, piece.array, *shape, dtype)
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the difference has arrived."""
+        request = self.difference
+        return request is not None and not request.answers and not self._rest
+
+    def finish(self) -> None:
+        """Drop the difference after it has arrived."""
+        assert self.difference is not None
+        self.drop([id for kept in self.difference.kept for id in kept])
+
+    def part(self) -> RoundPart:
+        """Return what the device did in this round."""
+        assert self.difference is not None
+        difference: dict[SumName, dict[str, list[Any]]] = {}
+        for key, payload in sorted(self.difference.found.items(), key=lambda found: found[0]):
+            layer, parameter, name, _ = key
+            difference.setdefault((layer, parameter), {}).setdefault(name, []).append(payload)
+        losses = {
+            (request.batch, key[1]): payload
+            for request in self.done
+            for key, payload in request.found.items()
+        }
+        flops = sum(request.flops for request in self.done)
+        return RoundPart(
+            self.device, self.name, len(self.done), self.tokens, losses, difference,
+            self.compute_s, flops,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Local updates (DiLoCo): another algorithm than exact training, for slow uplinks."""

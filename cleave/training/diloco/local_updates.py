@@ -1,0 +1,291 @@
+"""Trains by rounds of local updates (DiLoCo, arXiv 2311.08105). This is not exact training.
+
+In a round, each device trains the whole model alone for some steps. The server averages how the
+devices' weights have changed, and an outer optimizer moves the server's weights accordingly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleave.arrays import Array, DType, unpack
+from cleave.errors import FleetError, UsageError
+from cleave.fleet.counters import FleetCounters
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import LOOK_S, AbandonedError, FleetPresence
+from cleave.planner.local_updates import ExchangeKind, planned_steps
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.rounds.shares import bounded_shares, outliers
+from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.work import SumName
+from cleave.training.data.batches import Batch
+from cleave.training.diloco.outer import OuterOptimizer
+from cleave.training.diloco.whole_model import WholeModel
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.finite import check_loss
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.optimizer import update_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round has come to.
+
+    Attributes:
+        loss: mean loss of all local steps, before each step's update, weighted by tokens.
+        tokens: number of tokens that all devices have trained on.
+    """
+
+    loss: float
+    tokens: int
+
+
+class LocalUpdates:
+    """Does rounds of local updates on a fleet.
+
+    Args:
+        model: the model.
+        fleet: the fleet, whose devices train.
+        outer: the outer optimizer.
+        every: local steps of the fastest device in a round.
+        stop: returns True if training must stop.
+        note: called with messages for the user.
+        presence: called when no device can take part, and when a device can again.
+    """
+
+    def __init__(
+        self,
+        model: WholeModel,
+        fleet: Fleet,
+        outer: OuterOptimizer,
+        every: int,
+        *,
+        stop: Callable[[], bool],
+        note: Callable[[str], None],
+        presence: Callable[[FleetPresence], None],
+    ) -> None:
+        self._outer = outer
+        self._model, self._fleet, self._runtime = model, fleet, fleet.runtime
+        self._every = every
+        self._stop, self._note, self._presence = stop, note, presence
+        self._number = 0
+        self._flops_per_s: dict[int, float] = {}  # as measured in the last round
+        self._updates: Mapping[SumName, Mapping[str, StageArray]] = {}
+        # What devices have not seen of the change of the weights, because it was rounded.
+        self._unseen = {key: torch.zeros_like(t) for key, t in model.tensors.items()}
+        self._there = True
+        self._said: set[str] = set()
+
+    def round(self, rate: Callable[[int], float], step: Callable[[], list[Batch]]) -> Round:
+        """Do a round, and change the model's weights.
+
+        Args:
+            rate: returns the inner learning rate of a local step of the round, from 0.
+            step: returns the micro-batches of the next local step.
+
+        Raises:
+            AbandonedError: if training stops during the round. The weights have not changed.
+            DivergedError: if the loss is not finite on every device.
+        """
+        while True:
+            steps = planned_steps(self._speeds(), self._every)
+            self._number += 1
+            result = self._result(self._work(steps, rate, step))
+            for name, reason in result.lost.items():
+                self._note(f"{name} takes no part in this round: {reason}")
+            if result.parts:
+                return self._apply(result.parts)
+
+    def _work(
+        self,
+        steps: Mapping[int, int],
+        rate: Callable[[int], float],
+        step: Callable[[], list[Batch]],
+    ) -> RoundWork:
+        """Return a round in which devices take turns in drawing the data of their steps."""
+        drawn: dict[int, list[Sequence[Batch]]] = {device: [] for device in steps}
+        for number in range(max(steps.values())):
+            for device in drawn:
+                if number < steps[device]:
+                    drawn[device].append(step())
+        model = self._model
+        return RoundWork(
+            model.work,
+            self._number,
+            {d: [model.micro_batches(list(one)) for one in given] for d, given in drawn.items()},
+            {key: model.array_of(tensor, DType.FP32) for key, tensor in model.tensors.items()},
+            self._updates,
+            lambda number, updates: model.scalars(rate(number), updates),
+        )
+
+    def _speeds(self) -> dict[int, float]:
+        """Return the speeds of the devices that can hold the model. Wait until there is one."""
+        while True:
+            able = self._runtime.stage_devices()
+            local = self._model.work
+            needed_bytes = local.held_bytes + local.working_bytes
+            speeds = {
+                device: self._flops_per_s.get(device, rates.flops_per_s)
+                for device, rates in able.items()
+                if rates.memory_bytes >= needed_bytes
+            }
+            if speeds:
+                self._tell(there=True)
+                return speeds
+            self._tell(there=False)
+            self._explain(able, needed_bytes)
+            if self._stop():
+                raise AbandonedError("training is stopping")
+            self._runtime.next_outcome(LOOK_S)
+
+    def _explain(self, able: Mapping[int, DeviceRates], needed_bytes: int) -> None:
+        """Note once why no device can take part."""
+        if able:
+            most = max(rates.memory_bytes for rates in able.values())
+            why = (
+                f"each device holds the whole model, which takes {needed_bytes / 1e6:,.0f} MB, and "
+                f"no device offers more than {most / 1e6:,.0f} MB"
+            )
+        else:
+            why = self._runtime.why_no_stages()
+        if why not in self._said:
+            self._said.add(why)
+            self._note(f"training waits: {why}")
+
+    def _tell(self, *, there: bool) -> None:
+        if there != self._there:
+            self._there = there
+            self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
+
+    def _result(self, work: RoundWork) -> RoundResult:
+        self._runtime.begin_round(work)
+        while True:
+            outcome = self._runtime.next_outcome(LOOK_S)
+            if isinstance(outcome, RoundResult):
+                return outcome
+            if outcome is not None:
+                raise FleetError(f"the round cannot be completed: {outcome}")
+            if self._stop():
+                raise AbandonedError("training is stopping")
+
+    def _apply(self, parts: Sequence[RoundPart]) -> Round:
+        """Average the devices' differences, and change the weights."""
+        tokens = {part.device: part.tokens for part in parts}
+        losses = {part.device: _loss(part) for part in parts}
+        norms = {p.device: self._norm(p) if math.isfinite(losses[p.device]) else math.nan
+                 for p in parts}  # fmt: skip
+        for part in parts:
+            if part.compute_s:
+                self._flops_per_s[part.device] = part.flops / part.compute_s
+        shares = bounded_shares(tokens, norms)
+        used = sum(tokens[device] for device in shares)
+        loss = sum(losses[d] * tokens[d] for d in shares) / used if used else math.nan
+        check_loss(loss)
+        for part in parts:
+            if part.device in outliers(tokens, norms):
+                self._note(
+                    f"{part.name} returned an unusual difference, of norm {norms[part.device]:.3g};"
+                    f" it counts no more than a large usual one, and not at all if not finite"
+                )
+        self._updates = {key: self._change(key, parts, shares) for key in self._model.tensors}
+        return Round(loss, used)
+
+    def _norm(self, part: RoundPart) -> float:
+        squares = 0.0
+        for key in self._model.tensors:
+            found = self._difference(key, part)
+            squares += float(np.dot(found, found))
+        return math.sqrt(squares) if math.isfinite(squares) else math.inf
+
+    def _difference(self, key: SumName, part: RoundPart) -> Array:
+        model = self._model
+        return model.exchange.difference(model.work.exchange[key], part.difference[key])
+
+    def _change(
+        self, key: SumName, parts: Sequence[RoundPart], shares: Mapping[int, float]
+    ) -> Mapping[str, StageArray]:
+        """Change one parameter. Return the arrays with which devices change theirs."""
+        model = self._model
+        parameter = model.tensors[key]
+        average = torch.zeros(parameter.numel())
+        for part in parts:
+            if share := shares.get(part.device, 0.0):
+                average.add_(torch.from_numpy(self._difference(key, part)), alpha=share)
+        wanted = self._outer.change(model.names[key], average.reshape(parameter.shape))
+        unseen = self._unseen[key]
+        seen, sent = model.exchange.update(wanted.add_(unseen))
+        unseen.copy_(wanted).sub_(seen)
+        # Devices that joined in this round may still read the memory of the old value.
+        parameter.data = parameter.data + seen
+        return sent
+
+    def close(self) -> None:
+        """End the current round, and let devices drop the model."""
+        self._runtime.end_steps()
+
+    def counters(self) -> FleetCounters:
+        """Return the current values of the fleet's counters."""
+        return self._fleet.counters()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the outer optimizer's state for a checkpoint."""
+        return self._outer.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the outer optimizer's state from a checkpoint's tensors."""
+        self._outer.load_tensors(tensors)
+
+
+def local_updates(
+    job: JobSpec,
+    model: nn.Module,
+    context: TrainContext,
+    presence: Callable[[FleetPresence], None],
+) -> LocalUpdates:
+    """Return what does a job's rounds of local updates.
+
+    Raises:
+        UsageError: if the job has no fleet, or devices cannot train the model alone.
+    """
+    if context.fleet is None:
+        raise UsageError("--method diloco needs devices; leave out --devices 0, or the method")
+    if context.ranks.count > 1 or not context.fleet.runtime.keeps_state:
+        raise UsageError("--method diloco works with one server; leave out --servers")
+    context.note(
+        f"diloco is not exact: devices train alone for {job.every} steps, so the losses are other "
+        f"than those of exact training"
+    )
+    whole = WholeModel(
+        model,
+        batch=job.batch,
+        seq=job.seq,
+        dtype=DType(job.dtype),
+        rule=update_rule(job),
+        clip=job.clip,
+        exchange=ExchangeKind(job.exchange),
+        progress=lambda what: context.note(f"making {what}"),
+    )
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    outer = OuterOptimizer(job.outer_lr, job.outer_momentum, trained)
+    return LocalUpdates(
+        whole,
+        context.fleet,
+        outer,
+        job.every,
+        stop=context.stop,
+        note=context.note,
+        presence=presence,
+    )
+
+
+def _loss(part: RoundPart) -> float:
+    """Return the mean loss of a device's local steps."""
+    values = (unpack(p, 1, 1, DType.FP32).float32()[0, 0] for p in part.losses.values())
+    return float(sum(map(float, values))) / part.steps if part.steps else math.nan

@@ -1,0 +1,196 @@
+"""Prepares a model that devices hold whole: its graphs, its arrays and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import DType
+from cleave.errors import UsageError
+from cleave.graphs.calls import OutsideLayers
+from cleave.graphs.embedding_graph import embedding_graphs
+from cleave.graphs.exchange_graphs import clip_graph, zeros_graph
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_parts import tensors_of
+from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.optimizer_graphs import (
+    adamw_graph,
+    adamw_scalars,
+    sgd_graph,
+    sgd_scalars,
+    squares_graph,
+)
+from cleave.graphs.packed import vocabulary_of
+from cleave.planner.local_updates import ExchangeKind
+from cleave.scheduler.rounds.work import LocalModel, MicroBatch
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.resident import ResidentParameter
+from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
+    EmbeddingWork,
+    Resident,
+    StepWork,
+    SumName,
+)
+from cleave.training.data.batches import Batch, learned_tokens
+from cleave.training.diloco.exchange import Exchange
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import UpdateRule
+from cleave.training.stages.ps_passes import described_refusals
+from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
+
+_FP32: Final = 4
+_LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
+
+
+class WholeModel:
+    """A model in the form in which devices train it alone.
+
+    Args:
+        model: a causal language model of transformers.
+        batch: sequences per micro-batch.
+        seq: tokens per sequence.
+        dtype: dtype in which devices may compute matrix products.
+        rule: kind and settings of the devices' optimizer.
+        clip: largest norm of gradients; 0 for no clipping.
+
+    Attributes:
+        work: the model for the scheduler.
+        exchange: how parameters are exchanged.
+        tensors: the trained parameters, by their key in the scheduler's model.
+        names: the trained parameters' names in the model, by the same key.
+
+    Raises:
+        LayerGraphError: if a part of the model cannot be exported.
+        UsageError: if devices cannot train the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch: int,
+        seq: int,
+        dtype: DType,
+        rule: UpdateRule,
+        clip: float,
+        exchange: ExchangeKind,
+        progress: Callable[[str], None],
+        cache: GraphCache | None = None,
+    ) -> None:
+        self._rule, self._clip = rule, clip
+        cache = cache or GraphCache.of_user()
+        graphs = model_graphs(model.train(), seq, cache, progress=progress)
+        if said := described_refusals(graphs):
+            raise UsageError(f"devices cannot train this model alone: {said}; use --method stages")
+        work = ModelWork(model, graphs, dtype)
+        ids = torch.arange(batch * seq).reshape(batch, seq) % vocabulary_of(model)
+        embedding = embedding_graphs(model, graphs.calls, ids, cache, progress)
+        held = tensors_of(model)
+        keys = {
+            (number, name): work.held(number)[name]
+            for number, layer in enumerate(graphs.layers)
+            for name in layer.trainable
+        }
+        assert graphs.loss is not None
+        outside = dict.fromkeys((*embedding.trainable, *graphs.loss.trainable))
+        keys |= {(LOSS_LAYER, name): held[name] for name in outside}
+        self.tensors: Mapping[SumName, Tensor] = keys
+        known = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self.names = {key: known[id(tensor)] for key, tensor in keys.items()}
+        if len(set(self.names.values())) < len(keys):
+            raise UsageError(
+                "this model uses a layer's weights in several places, so devices cannot train it "
+                "alone; use --method stages"
+            )
+        if left := sorted(set(known.values()) - set(self.names.values())):
+            raise UsageError(f"devices cannot train {left[0]} alone; use --method stages")
+        self._decays = list(dict.fromkeys(map(rule.decay_of, keys.values())))
+        resident = {key: self._parameter(work, tensor) for key, tensor in keys.items()}
+        work.resident = {id(keys[key]): one for key, one in resident.items()}
+        with torch.no_grad():
+            layers = work.layers([OutsideLayers(model, graphs.calls).embed(ids)])
+        loss = work.loss([], 1.0)
+        loss = replace(
+            loss, parameters={n: a for n, a in loss.parameters.items() if n != names.SCALE}
+        )
+        self.exchange = Exchange(exchange, work.graph, work.array_of)
+        self.array_of = work.array_of
+        width, tokens = graphs.calls[0].x.shape[-1], batch * seq
+        trained = _FP32 * sum(tensor.numel() for tensor in keys.values())
+        frozen = sum(t.nbytes for t in held.values()) - trained
+        states = 2 + len(next(iter(resident.values())).moments)
+        logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
+        inputs = _FP32 * tokens * width * (len(layers) + 2)
+        self.work = LocalModel(
+            StepWork(
+                layers,
+                loss,
+                [],
+                width,
+                [tokens],
+                [],
+                "fp32",
+                resident=Resident(resident, work.graph(self._update), work.graph(squares_graph())),
+            ),
+            EmbeddingWork(
+                work.graph(embedding.forward),
+                work.graph(embedding.backward) if embedding.trainable else None,
+                {names.parameter(n): work.parameter(held[n]) for n in embedding.parameters},
+                {n: sum_shape(held[n]) for n in embedding.trainable},
+            ),
+            {key: self.exchange.work(one.weight) for key, one in resident.items()},
+            work.graph(zeros_graph()),
+            work.graph(clip_graph(self._scalars(0.0, 0.0, 1).size)) if clip else None,
+            states * trained + frozen,
+            trained + logits + inputs,
+            sum(sum(layer.activations.values()) for layer in layers) * batch,
+        )
+
+    def _parameter(self, work: ModelWork, tensor: Tensor) -> ResidentParameter:
+        weight = work.array_of(tensor, DType.FP32)
+        count = 2 if self._rule.kind is OptimizerKind.ADAMW else int(bool(self._rule.momentum))
+        # Devices make their own moments, so these arrays have no payload.
+        moments = (StageArray(weight.rows, weight.columns, "fp32", b"") for _ in range(count))
+        group = self._decays.index(self._rule.decay_of(tensor))
+        return ResidentParameter(weight, tuple(moments), group)
+
+    @property
+    def _update(self) -> bytes:
+        if self._rule.kind is OptimizerKind.ADAMW:
+            return adamw_graph()
+        return sgd_graph(momentum=bool(self._rule.momentum))
+
+    def scalars(self, rate: float, updates: int) -> list[StageArray]:
+        """Return the coefficients of a local step's updates, by group.
+
+        Args:
+            rate: the inner learning rate.
+            updates: number of updates that the device's moments have seen.
+        """
+        made = (self._scalars(decay, rate, updates + 1) for decay in self._decays)
+        return [floats(each.reshape(1, -1)) for each in made]
+
+    def _scalars(self, decay: float, rate: float, step: int) -> arrays.Array:
+        rule, clip = self._rule, self._clip or 1.0  # `clip_graph` makes a factor of the norm
+        if rule.kind is OptimizerKind.SGD:
+            return sgd_scalars(rate=rate, decay=decay, momentum=rule.momentum, clip=clip)
+        return adamw_scalars(
+            rate=rate, decay=decay, betas=rule.betas, eps=rule.eps, step=step, clip=clip
+        )
+
+    @staticmethod
+    def micro_batches(batches: list[Batch]) -> list[MicroBatch]:
+        """Return the micro-batches of one local step."""
+        learned = sum(learned_tokens(batch.labels) for batch in batches)
+        scale = torch.full((1, 1), 1 / learned)
+        return [
+            MicroBatch(indices(b.ids), indices(b.labels), floats(scale.numpy()), b.ids.numel())
+            for b in batches
+        ]

@@ -1,0 +1,257 @@
+"""Rounds of local updates are those of the published algorithm, and survive what devices do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cleave.arrays import DType, unpack
+from cleave.errors import FleetError
+from cleave.fleet.fleet import Fleet
+from cleave.planner.local_updates import ExchangeKind
+from cleave.scheduler.rounds.work import RoundPart
+from cleave.training.data.batches import Batch
+from cleave.training.diloco.exchange import bytes_of
+from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.outer import OuterOptimizer
+from cleave.training.diloco.whole_model import WholeModel
+from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.optimizer import UpdateRule
+from emulator.virtual import emulated
+from profiles.fleet_device import FleetDevice
+from tests.graphs.models import TOKENS, VOCABULARY, small_model, with_lora
+from tests.training.runs import nightly
+
+EVERY, BATCH, RATE = 5, 2, 5e-3
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+RULE = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
+
+
+def device(name: str, speed: float = 1.0) -> FleetDevice:
+    return FleetDevice(name, 1e9 * speed, 1e6, 1e6, 0.01, 2**30)
+
+
+class Data:
+    """Batches in a fixed order, and how many were drawn."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(3)
+        self.drawn: list[Batch] = []
+
+    def step(self) -> list[Batch]:
+        rows = torch.randint(VOCABULARY, (BATCH, TOKENS + 1), generator=self._generator)
+        rows[:, 1::2] = rows[:, :-1:2]  # something to learn
+        self.drawn.append(Batch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+        return [self.drawn[-1]]
+
+
+class Run:
+    """A model, a fleet that trains it by rounds, and the notes about that."""
+
+    def __init__(
+        self, model: nn.Module, fleet: Fleet, exchange: ExchangeKind = ExchangeKind.FP32
+    ) -> None:
+        self.model, self.fleet, self.data = model, fleet, Data()
+        self.notes: list[str] = []
+        whole = WholeModel(
+            model, batch=BATCH, seq=TOKENS, dtype=DType.FP32, rule=RULE, clip=1.0,
+            exchange=exchange, progress=lambda text: None,
+        )  # fmt: skip
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.updates = LocalUpdates(
+            whole,
+            fleet,
+            OuterOptimizer(OUTER_RATE, OUTER_MOMENTUM, parameters),
+            EVERY,
+            stop=lambda: False,
+            note=self.notes.append,
+            presence=lambda presence: None,
+        )
+
+    def round(self) -> float:
+        return self.updates.round(lambda step: RATE, self.data.step).loss
+
+    def heldout(self) -> float:
+        ids = Data().step()[0]
+        with torch.no_grad():
+            return float(loss_of(self.model, ids))
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch.ids, use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+
+
+class Published:
+    """DiLoCo as published (arXiv 2311.08105, algorithm 1), with torch alone."""
+
+    def __init__(self, model: nn.Module, workers: int) -> None:
+        self.model = model
+        self.replicas = [copy.deepcopy(model) for _ in range(workers)]
+        self.inner = []
+        for replica in self.replicas:
+            held = [p for p in replica.parameters() if p.requires_grad]
+            groups = [
+                {"params": [p for p in held if p.ndim > 1], "weight_decay": 0.1},
+                {"params": [p for p in held if p.ndim <= 1], "weight_decay": 0.0},
+            ]
+            self.inner.append(torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95)))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.outer = torch.optim.SGD(trained, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
+
+    def round(self, batches: Sequence[Batch]) -> float:
+        losses = []
+        for number, batch in enumerate(batches):
+            worker = number % len(self.replicas)
+            replica, inner = self.replicas[worker], self.inner[worker]
+            inner.zero_grad()
+            loss = loss_of(replica, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
+            inner.step()
+            losses.append(float(loss.detach()))
+        copies = [[p for p in r.parameters() if p.requires_grad] for r in self.replicas]
+        present = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter, *theirs in zip(present, *copies, strict=True):
+            parameter.grad = torch.stack([parameter.data - one.data for one in theirs]).mean(0)
+        self.outer.step()
+        for replica in self.replicas:
+            replica.load_state_dict(self.model.state_dict())
+        return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama", nightly("gpt2"), nightly("gemma2")])
+def test_four_workers_lose_as_the_published_algorithm_does(family: str) -> None:
+    model = small_model(family)
+    published = Published(copy.deepcopy(model), 4)
+    with emulated([device(f"d{n}") for n in range(4)]) as fleet:
+        run, seen = Run(model, fleet), 0
+        for _ in range(4):
+            mine = run.round()
+            wanted = published.round(run.data.drawn[seen:])
+            seen = len(run.data.drawn)
+            assert mine == pytest.approx(wanted, rel=1e-4)
+    assert seen == 4 * 4 * EVERY
+    assert run.notes == []
+
+
+def in_payloads(run: Run, exchange: ExchangeKind) -> int:
+    """What one device returns in a round, without headers, in bytes."""
+    weights = run.model.parameters()
+    shapes = [(p.numel() // p.shape[-1], p.shape[-1]) for p in weights if p.requires_grad]
+    return sum(bytes_of(exchange, *shape) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "most_bits"),
+    [(ExchangeKind.FP32, 32), (ExchangeKind.BF16, 16), (ExchangeKind.INT8, 9)],
+)
+def test_a_round_sends_what_the_formula_says(exchange: ExchangeKind, most_bits: float) -> None:
+    model = small_model("llama")
+    with emulated([device("a"), device("b")], coding="off") as fleet:
+        run = Run(model, fleet, exchange)
+        run.round()
+        before = fleet.counters().traffic
+        run.round()
+        after = fleet.counters().traffic
+    payload_bytes = in_payloads(run, exchange)
+    elements = sum(p.numel() for p in model.parameters())
+    assert payload_bytes * 8 <= most_bits * elements
+    messages = 2 * 2 * len(list(model.parameters()))  # of each device, and up to two each
+    for sent in (
+        after.up.gradients - before.up.gradients,
+        after.down.weights - before.down.weights,
+    ):
+        assert 0 < sent - 2 * payload_bytes < 128 * messages
+
+
+@pytest.mark.parametrize("exchange", [ExchangeKind.BF16, ExchangeKind.INT8])
+def test_rounded_exchanges_learn_as_much(exchange: ExchangeKind) -> None:
+    heldout = {}
+    for kind in (ExchangeKind.FP32, exchange):
+        with emulated([device("a"), device("b")]) as fleet:
+            run = Run(small_model("llama"), fleet, kind)
+            before = run.heldout()
+            for _ in range(4):
+                run.round()
+            heldout[kind] = run.heldout()
+    assert heldout[exchange] == pytest.approx(heldout[ExchangeKind.FP32], rel=0.01)
+    assert heldout[exchange] < 0.99 * before
+
+
+@pytest.mark.parametrize("exchange", [ExchangeKind.FP32, ExchangeKind.INT8])
+def test_devices_begin_a_round_with_the_servers_weights(exchange: ExchangeKind) -> None:
+    """A device that was there and one that has just joined lose the same in the first step."""
+    model = small_model("llama")
+    with emulated([device("a")]) as fleet:
+        run = Run(model, fleet, exchange)
+        run.round()
+        fleet.runtime.join(device("b"))  # type: ignore[attr-defined]
+        fleet.runtime.wait_until(lambda: fleet.device_count == 2, 10.0)
+        same = run.data.step()
+        found: list[RoundPart] = []
+        run.updates._apply = lambda parts: found.extend(parts)  # type: ignore
+        run.updates.round(lambda step: RATE, lambda: same)
+    first = [unpack(part.losses[0, 0], 1, 1, DType.FP32).float32()[0, 0] for part in found]
+    with torch.no_grad():
+        wanted = float(loss_of(model, same[0]))
+    assert first == pytest.approx([wanted, wanted], rel=1e-5)
+
+
+def test_faster_devices_do_more_steps_and_a_lost_one_costs_only_its_own() -> None:
+    with emulated([device("fast"), device("slow", 0.2), device("lost")]) as fleet:
+        run = Run(small_model("llama"), fleet)
+        tokens = run.updates.round(lambda step: RATE, run.data.step).tokens
+        assert tokens == BATCH * TOKENS * (EVERY + 1 + EVERY)
+        fleet.runtime.lose(3, in_s=0.01)  # type: ignore[attr-defined]
+        tokens = run.updates.round(lambda step: RATE, run.data.step).tokens
+        assert tokens == BATCH * TOKENS * (EVERY + 1)
+        assert "lost takes no part in this round: it left" in run.notes
+        assert run.round() > 0
+
+
+def test_a_device_that_returns_nonsense_is_named_and_moves_little() -> None:
+    model = small_model("llama")
+    with emulated([device(name) for name in ("a", "b", "c")]) as fleet:
+        run = Run(model, fleet)
+        run.round()
+        before = [p.detach().clone() for p in model.parameters()]
+        honest = run.updates._difference
+
+        def difference(key: Any, part: RoundPart) -> Any:
+            return honest(key, part) * (1e6 if part.name == "c" else 1.0)
+
+        run.updates._difference = difference  # type: ignore[method-assign]
+        run.round()
+    moved = sum(
+        float((p - b).square().sum()) for p, b in zip(model.parameters(), before, strict=True)
+    )
+    assert moved**0.5 < 10  # without a bound, 1e6 times as much
+    assert "c returned an unusual difference" in "".join(run.notes)
+
+
+def test_adapters_alone_are_exchanged() -> None:
+    model = with_lora(small_model("llama"))
+    with emulated([device("a"), device("b")], coding="off") as fleet:
+        run = Run(model, fleet)
+        published = Published(copy.deepcopy(model), 2)
+        assert run.round() == pytest.approx(published.round(run.data.drawn), rel=1e-4)
+        seen, before = len(run.data.drawn), fleet.counters().traffic
+        assert run.round() == pytest.approx(published.round(run.data.drawn[seen:]), rel=1e-4)
+        sent = fleet.counters().traffic.down.weights - before.down.weights
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert 4 * 2 * elements <= sent < 1.5 * 4 * 2 * elements
+
+
+def test_a_model_that_no_device_can_hold_is_refused_with_the_size() -> None:
+    with emulated([FleetDevice("small", 1e9, 1e6, 1e6, 0.01, 17 * 2**20)]) as fleet:
+        run = Run(small_model("llama", vocab_size=40_000), fleet)
+        with pytest.raises(FleetError):  # in virtual time, no other device can come
+            run.round()
+    assert "holds the whole model" in run.notes[0]
