@@ -528,6 +528,7 @@ class SessionManager:
                             result,
                             used=self.stages.used(now_s),
                             snapshot=self.stages.finished_snapshot(model),
+                            fetching=self.stages.fetching(model),
                         ),
                         work,
                     )

@@ -251,6 +251,11 @@ class StageRuns:
             self._snapshot = None
         return found
 
+    def fetching(self, model: int) -> int | None:
+        """Return the position of a model's snapshot that is not finished; None without one."""
+        snapshot = self._snapshot
+        return snapshot.position if snapshot is not None and snapshot.model == model else None
+
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
         """End the snapshot, unless a device is given that has no part in it."""
         snapshot = self._snapshot

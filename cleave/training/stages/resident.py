@@ -31,10 +31,12 @@ from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
 from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
+from cleave.training.stages.saved_state import SavedState
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.step_log import StepLog
 
 _STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
+_MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
 _FIRST_INTERVAL: Final = 8  # steps, until a plan says more
 
 
@@ -62,6 +64,7 @@ class ResidentState:
 
     Attributes:
         log: the steps since the snapshot.
+        tensors: the memory of the snapshot, by the array that devices hold.
         interval: number of steps after which a new snapshot begins.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
@@ -86,7 +89,7 @@ class ResidentState:
         self._began_s = now_s
         self._stages = 1  # number of stages in the last step
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
-        self._tensors: dict[StageArray, Tensor] = {}
+        self.tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
         self._keys = _keys(work)
         rule = optimizer.rule
@@ -182,18 +185,54 @@ class ResidentState:
         rows: dict[StageArray, dict[int, Any]] = {}
         for (array, first), payload in snapshot.state.items():
             rows.setdefault(array, {})[first] = payload
-        assert rows.keys() == self._tensors.keys()
+        assert rows.keys() == self.tensors.keys()
         for array, parts in rows.items():
             values = np.concatenate([np.frombuffer(parts[n], np.float32) for n in sorted(parts)])
-            tensor = self._tensors[array]
+            tensor = self.tensors[array]
             with torch.no_grad():
                 tensor.copy_(torch.from_numpy(values).reshape(tensor.shape))
         steps = snapshot.position - self._position
+        self.log.forget(steps)
+        self._count_updates(steps)
+
+    @property
+    def layers(self) -> set[int]:
+        """Return the numbers of all layers with state on devices."""
+        return {layer for layer, _ in self._keys}
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters that are not on devices, with their optimizer state, by name."""
+        on_devices, optimizer = self.names, self._optimizer
+        found = {f"{_MODEL}.{n}": p for n, p in optimizer.parameters.items() if n not in on_devices}
+        state = optimizer.tensors().items()
+        return found | {key: t for key, t in state if key.split(".", 2)[2] not in on_devices}
+
+    def restore(self, saved: SavedState) -> int:
+        """Make an earlier state the snapshot and the state of all other parameters.
+
+        Devices must not have any state. The log is then empty.
+
+        Returns:
+            The number of updates that are undone.
+        """
+        undone = self.position - saved.position
+        for array, tensor in self.tensors.items():
+            saved.layers.copy_to(array, tensor)
+        for name, tensor in self.own_tensors().items():
+            if name in saved.own_names:
+                saved.own.copy_to(name, tensor)
+            else:  # the parameter had not been updated yet
+                self._optimizer.forget_state(name.split(".", 2)[2])
+        self.log.forget(len(self.log.steps))
+        self._count_updates(saved.position - self._position)
+        return undone
+
+    def _count_updates(self, steps: int) -> None:
+        """Count updates in the snapshot, or no longer count them if `steps` is negative."""
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
-        self.log.forget(steps)
-        self._position = snapshot.position
+        self._position += steps
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]
@@ -209,7 +248,7 @@ class ResidentState:
                     f"{name} is not a contiguous fp32 tensor, so devices cannot keep it; use "
                     f"--state server"
                 )
-        self._tensors |= zip(made, (tensor, *moments), strict=True)
+        self.tensors |= zip(made, (tensor, *moments), strict=True)
         return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
 
 
