@@ -33,8 +33,8 @@ from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
-from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder, held_steps
 from cleave.training.loop.trainer import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
@@ -408,3 +408,38 @@ def test_killed_devices_with_the_weights_cost_no_exactness(
     assert strikes.struck == 2
     losses = [record.loss for record in found if isinstance(record, StepRecord)]
     assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [("--scale", "1.5"), ("--spoil", "60", "--value", "0.5")])
+def test_what_a_process_with_the_weights_falsified_is_undone(
+    options: tuple[str, ...],
+    tmp_path: Path,
+    corpus_file: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
+) -> None:
+    """In all updates, or in one element. Afterwards, records and checkpoints have nothing of it."""
+    job = replace(stages_job(corpus_file, 8), schedule="constant", warmup_steps=1)
+    plain = replace(job, method="local", checkpoint_every=4)
+    ours = replace(plain, method="stages", state="devices", audit=1.0)
+    said: list[str] = []
+
+    def heard(record: Record) -> None:
+        if isinstance(record, NoteRecord):
+            said.append(record.text)
+
+    run = RunFolder(tmp_path / "run")
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda _: server.url, 1, options),
+    ):
+        server.fleet.wait_for(1, WAIT_S)
+        (liar,) = server.live.manager.sessions
+        with Processes(lambda _: server.url, 2):
+            server.fleet.wait_for(3, WAIT_S)
+            train(ours, run, TrainContext(server.fleet, heard))
+    assert any(note.startswith(f"device {liar} is quarantined: ") for note in said)
+    assert sum("is quarantined" in note for note in said) == 1
+    assert any(note.startswith("going back to step ") for note in said)
+    losses = [record["loss"] for record in run.records() if record["event"] == "step"]
+    assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
+    assert held_steps(run.path / "checkpoints") == [8, 4]

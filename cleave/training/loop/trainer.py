@@ -95,6 +95,7 @@ from cleave.training.results.trained import in_training
 from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
+from cleave.training.stages.replay_audits import RolledBackError
 from cleave.training.stages.staged import NotByStages
 from cleave.training.tiles.offload import hold_weights, restore
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
@@ -332,6 +333,8 @@ class Trainer:
         self._checked_alone = False  # whether this server has the memory for steps without stages
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
+        # positions in the data before steps to which the run may go back, by number of steps done
+        self._data: dict[int, LoaderState] = {}
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
     def _state_files(self) -> StateFiles | None:
@@ -377,6 +380,8 @@ class Trainer:
             try:
                 record = self.train_step()
                 self._report(record)
+                if self.step == job.steps and self.fleet is not None:
+                    self.fleet.settle()
                 loss = record.loss
                 tokens += record.tokens
                 first_loss = loss if math.isnan(first_loss) else first_loss
@@ -384,6 +389,8 @@ class Trainer:
                     self._judge(self.evaluate())
                 if self._samples_after(self.step):
                     self._sample()
+            except RolledBackError as error:
+                self._go_back(error.steps)
             except AbandonedError:
                 if self.context.stop():
                     note(f"stopping after step {self.step}, without waiting for devices")
@@ -452,6 +459,7 @@ class Trainer:
         Raises:
             AbandonedError: if training stops during the step, or if one of several servers has lost
                 all its devices. The next call repeats the step with the same batches.
+            RolledBackError: if a device lied in an earlier step; see `_go_back`.
             DivergedError: if the loss or the gradients are not finite.
         """
         before, began_s = self._early or self._counters(), time.perf_counter()
@@ -460,7 +468,9 @@ class Trainer:
         if self.journal is not None:
             self.journal.begin(self.step)
         rate, factor = self.schedule.rate(self.step), self._factor
-        data = self.loader.state()
+        data = self._data[self.step] = self.loader.state()
+        oldest = self.step - (self.fleet.undoable if self.fleet is not None else 0)
+        self._data = {step: held for step, held in self._data.items() if step >= oldest}
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
             with self.fleet.counting_tasks() if self.fleet else nullcontext():
@@ -508,6 +518,22 @@ class Trainer:
             against_loss=self.compared.against(self.step, loss),
             **work,
         )
+
+    def _go_back(self, steps: int) -> None:
+        """Repeat the last steps, whose results are undone because a device lied.
+
+        Checkpoints and records of these steps are replaced, because they have the lie.
+        """
+        self.step -= steps
+        self.loader.restore(self._data[self.step])
+        self.optimizer.forget_gradients()
+        self._early = None
+        self.context.note(f"going back to step {self.step}, the last one without falsified results")
+        if (self.saved or 0) > self.step:
+            self._save(CHECKPOINTS, keep=_ALL)
+            remove_checkpoints(self.folder.path / CHECKPOINTS, lambda step: step > self.step)
+            self.saved = self.step
+        self.wind_back(comparable=True)
 
     def _diverged(self, when: str, found: str) -> DivergedError:
         """Return the error for a diverged run. `when` is a phrase such as "in step 3"."""

@@ -431,6 +431,13 @@ class StagedModel:
         if self.replays is not None:
             self.replays.taken(snapshot, before[: len(before) - len(self.resident.log.steps)])
 
+    @property
+    def undoable(self) -> int:
+        """Return the number of steps since the last verified state; 0 if none can be undone."""
+        if self.resident is None or self.replays is None:
+            return 0
+        return self.resident.position - self.replays.verified
+
     def settle(self) -> None:
         """Fetch the state that is on devices, and wait for audits of it.
 
