@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from cleave.server.auth.access import Access
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.training.loop.context import TrainContext
-from cleave.training.loop.job import JobSpec
+from cleave.training.loop.job import JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder, held_steps
 from cleave.training.loop.trainer import train
@@ -318,6 +320,48 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
     assert found == pytest.approx(prepared.plain_losses(), rel=within)
     assert auditor.counters.outputs > 0
     assert auditor.counters.sums > 0
+    assert auditor.counters.faults == 0
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "runners", [("torch:cpu", "cpu"), pytest.param(("webgpu", "cpu"), marks=pytest.mark.nightly)]
+)
+def test_devices_with_other_runners_keep_state_and_none_is_accused(
+    dtype: DType, runners: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server repeats all their steps, of which AdamW makes rounding errors larger."""
+    prepared = Prepared()
+    in_software = swiftshader.environment() if webgpu_session.installed() else None
+    if "webgpu" in runners and not in_software:
+        pytest.skip("needs the runner webgpu")
+    for name, value in (in_software or {}).items():
+        monkeypatch.setenv(name, value)
+    auditor = Auditor(1.0, random.Random(1))
+    options = ("--backend", "numpy", "--threads", "2", "--json")
+    with cleave.serve(stages_on="any") as server, ExitStack() as devices:
+        for runner in runners:
+            _, lines = devices.enter_context(
+                started("join", server.url, "--runner", runner, *options)
+            )
+            wait_for_event(lines, "note")
+        server.fleet.wait_for(2, WAIT_S)
+        work = ModelWork(prepared.model, prepared.graphs, dtype)
+        planner = EvenStages(loss=False)
+        staged = StagedModel(
+            work, server.fleet.runtime, planner, PsCompute(1e11, 0.0), auditor=auditor
+        )
+        rule = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
+        optimizer = Optimizer(prepared.model, rule, clip=1.0, in_backward=False)
+        staged.keep_on_devices(optimizer, planner=planner)
+        for ids in prepared.batches * 4:
+            loss = optimizer.step_whole(5e-3, partial(staged.gradients, rows(ids)))
+            assert isinstance(loss, float)
+        staged.settle()
+        assert staged.replays is not None
+        repeated = staged.replays.counters.steps
+        staged.close()
+    assert repeated == 2 * len(prepared.batches) * 4
     assert auditor.counters.faults == 0
 
 
