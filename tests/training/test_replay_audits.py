@@ -101,11 +101,17 @@ class Repeating(Run):
     """A run that repeats the steps that were undone."""
 
     def __init__(
-        self, model: nn.Module, fleet: Fleet, *args: Any, rate: float = 1.0, **settings: Any
+        self,
+        model: nn.Module,
+        fleet: Fleet,
+        *args: Any,
+        rate: float = 1.0,
+        seed: int = 1,
+        **settings: Any,
     ) -> None:
         self.notes: list[str] = []
         self.undone: list[int] = []
-        auditor = Auditor(rate, random.Random(1))
+        auditor = Auditor(rate, random.Random(seed))
         super().__init__(model, fleet, *args, auditor=auditor, note=self.notes.append, **settings)
         self.staged.plans.snapshot_interval = lambda _: 3  # type: ignore[assignment, method-assign]
 
@@ -165,7 +171,7 @@ FALSIFIED = {
     "input gradients": Falsified(dx, 1.05),
     "one input gradient": Falsified(dx, 0.8, after=20, times=1),
     "snapshots": Falsified(state, 1.01),
-    "one snapshot": Falsified(state, 1.01, times=100),
+    "an array of a snapshot": Falsified(state, 1.01, times=1),
     "squares": Falsified(squares, 0.5, after=4),
 }
 

@@ -7,7 +7,7 @@ lost, another device gets the snapshot and repeats the backward passes and updat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,18 @@ class Holding:
 
     device: int
     lineage: Lineage | None
+
+    def continues(self, position: int, lineages: Set[Lineage]) -> bool:
+        """Return whether the device certainly began with its stage's part of an earlier snapshot.
+
+        It was sent that snapshot, or has returned a part of it.
+
+        Args:
+            position: number of updates in the earlier snapshot.
+            lineages: lineages of the state in the earlier snapshot.
+        """
+        found = self.lineage
+        return found is not None and (found in lineages or found.position == position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Auditor:
     ) -> None:
         self.counters = AuditCounters()
         self.rate = rate
-        self._rng = rng or random.SystemRandom()
+        self.rng = rng or random.SystemRandom()
         self._open_graph = open_graph
         self._sessions: dict[tuple[StageGraph, bool, bool], OpenGraph] = {}
         self._narrow: dict[int, bool] = {}  # whether a device rounded products in its last audit
@@ -211,9 +211,9 @@ class Auditor:
             if device in trusted:
                 continue
             for first in range(0, batches, share):
-                if self._rng.random() < self.rate:
-                    watch.outputs.add(first + self._rng.randrange(share))
-            watch.sums = self._rng.random() < self.rate / share
+                if self.rng.random() < self.rate:
+                    watch.outputs.add(first + self.rng.randrange(share))
+            watch.sums = self.rng.random() < self.rate / share
         return watches
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
@@ -256,12 +256,12 @@ class Auditor:
             by_device.setdefault(device, []).append(batch)
         for device, batches in sorted(by_device.items()):
             watch = watches.get(device)
-            if self._rng.random() < self.rate if watch is None else watch.output_is_due:
-                batch = self._rng.choice(sorted(batches))
+            if self.rng.random() < self.rate if watch is None else watch.output_is_due:
+                batch = self.rng.choice(sorted(batches))
                 found += self._output_faults(work, record, losses, batch)
         for sums in record.sums:
             watch = watches.get(sums.device)
-            few = self._rng.random() < self.rate / len(sums.batches)
+            few = self.rng.random() < self.rate / len(sums.batches)
             if few if watch is None else watch.sums:
                 is_known = watch is not None and watch.batches == sums.batches
                 found += self._sums_faults(work, record, sums, watch if is_known else None)
@@ -407,7 +407,7 @@ class Auditor:
         if any(all(one.excess <= 1 for one in each.values()) for each in ways.values()):
             return
         self.counters.again += 1
-        random_numbers = np.random.default_rng(self._rng.getrandbits(64))
+        random_numbers = np.random.default_rng(self.rng.getrandbits(64))
         excesses: dict[bool, float] = {}
         for _ in range(MOST_REPEATS):
             # First try each way once. Then try the better one.

@@ -17,7 +17,7 @@ until a snapshot is verified, and all lineages are new, so a device that goes on
 
 from __future__ import annotations
 
-import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,11 +64,15 @@ class Lie:
 
 @dataclass
 class ReplayCounters:
-    """Numbers of stages and of their steps that audits repeated, and of rollbacks."""
+    """Numbers of stages and of their steps that audits repeated, and of rollbacks.
+
+    `spent_s` is the time that audits took, in seconds. Training may have gone on meanwhile.
+    """
 
     stages: int = 0
     steps: int = 0
     rollbacks: int = 0
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +96,25 @@ class ReplayAudits:
 
     Args:
         state: the state on devices, whose snapshot is the initial state.
-        auditor: repeats passes.
-        rate: probability that a stage is audited, when a snapshot has arrived.
+        auditor: repeats passes. Its rate is the probability that a stage is audited when a snapshot
+            has arrived.
         folder: where copies of states are; None to keep them in memory.
         waits: whether an audit ends before `taken` returns; else, it runs in a thread.
         note: called with messages for the user.
-        rng: random number generator that devices cannot predict; the system's by default.
     """
 
     def __init__(
         self,
         state: ResidentState,
         auditor: Auditor,
-        rate: float,
         folder: Path | None,
         *,
         waits: bool,
         note: Callable[[str], None],
-        rng: random.Random | None = None,
     ) -> None:
         self.counters = ReplayCounters()
-        self._state, self._auditor, self._rate = state, auditor, rate
+        self._state, self._auditor = state, auditor
         self._folder, self._waits, self._note = folder, waits, note
-        self._rng = rng or random.SystemRandom()
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
         self._returned: list[ReturnedStep] = []  # of the steps in the log
         # Parameters that devices lack, and their optimizer state, after an earlier step.
@@ -201,16 +201,21 @@ class ReplayAudits:
             end,
             layers,
             {n: snapshot.holders[n] for n in chosen},
-            self._thread.submit(
-                lambda: {each.number: each.faults(self._auditor) for each in replays}
-            ),
+            self._thread.submit(self._faults, replays),
         )
         self._collect(wait=self._waits)
+
+    def _faults(self, replays: Sequence[StageReplay]) -> dict[int, list[Fault]]:
+        """Audit stages. Return the faults by stage number. Runs in the thread."""
+        began_s = time.perf_counter()
+        found = {each.number: each.faults(self._auditor) for each in replays}
+        self.counters.spent_s += time.perf_counter() - began_s
+        return found
 
     def _draws(self, stage: PlannedStage) -> bool:
         """Return whether a stage is audited now. Stages without trained layers never are."""
         trained = not self._state.layers.isdisjoint(range(stage.first, stage.stop))
-        return trained and (self._all or self._rng.random() < self._rate)
+        return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:
         """Return what finished audits found, if anything. The caller must then call `roll_back`.
@@ -263,12 +268,9 @@ class ReplayAudits:
 
 def _is_certain(audit: _Audit, number: int) -> bool:
     """Return whether the device of a stage began with the state with which the server began."""
-    lineage = audit.holders[number].lineage
-    if {*audit.layers[number]} <= audit.start.sound:
-        return True
-    if lineage is None:
-        return False
-    return lineage in audit.start.lineages or lineage.position == audit.start.position
+    start, holder = audit.start, audit.holders[number]
+    sound = {*audit.layers[number]} <= start.sound
+    return sound or holder.continues(start.position, start.lineages)
 
 
 def _view(payload: Any) -> memoryview:

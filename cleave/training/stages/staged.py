@@ -331,9 +331,7 @@ class StagedModel:
         self.plans.planner, self._in_parts = planner, None
         if rate := self._auditor.rate:
             waits = self.runtime.clock == "virtual"
-            self.replays = ReplayAudits(
-                state, self._auditor, rate, folder, waits=waits, note=self._say
-            )
+            self.replays = ReplayAudits(state, self._auditor, folder, waits=waits, note=self._say)
         audited = (
             f"each time that the server has fetched this state, it repeats the steps of a layer "
             f"with probability {rate:g}, and goes back to an earlier step if a device lied"
