@@ -182,6 +182,8 @@ class ReplayAudits:
             steps: the logged steps since the snapshot before.
         """
         self._collect(wait=True)  # else there were no limit to the work that waits
+        if self._lie is not None:  # this snapshot will be undone
+            return
         returned, self._returned = self._returned[: len(steps)], self._returned[len(steps) :]
         start, stages = self._last, steps[0].work.stages
         lineages = frozenset(h.lineage for h in snapshot.holders.values() if h.lineage is not None)
