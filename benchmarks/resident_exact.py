@@ -2,8 +2,9 @@
 
     python -m benchmarks.resident_exact [--quick] [--families opt,llama,qwen3,gpt2] [--stop-s 60]
     python -m benchmarks.resident_exact --drift [--steps 200]
+    python -m benchmarks.resident_exact --liars [--runs 40]
 
-Without `--drift`: ten steps of small models on four device processes of a server. Each device has
+Without options: ten steps of small models on four device processes of a server. Each device has
 one layer, with its weights and optimizer state. In steps 3, 6 and 9, a device gets SIGKILL: in a
 forward or a backward pass, before, during or after its update, while it returns its state, or while
 it repeats logged steps after another loss; or two devices get it at once. In one more case, a
@@ -13,6 +14,12 @@ relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32) or 2
 
 With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated devices, one of which
 is lost in every fifth step. The difference may be 1e-3.
+
+With `--liars`, in virtual time: one of two devices with a layer each falsifies something, for 12
+steps. All stages are audited at each snapshot. The liar alone must be quarantined, and in the end
+the losses and weights must be those of plain PyTorch. Then `--runs` runs in which a device lies in
+all steps, and each stage is audited with probability 0.25: how many snapshots until it is found.
+Last, how long audits of all stages take, relative to the steps with plain PyTorch.
 
 Ends with 1 if a limit is broken.
 """
@@ -26,6 +33,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -63,6 +71,7 @@ from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.stages.replay_audits import RolledBackError
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from emulator.virtual import VirtualRuntime, emulated
@@ -70,8 +79,12 @@ from profiles.fleets import paper_fleet
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy
-from tests.graphs.models import plain_gradients
+from tests.graphs.models import plain_gradients, small_model
+from tests.training import test_replay_audits as liars
+from tests.training.test_resident import plain_losses as small_losses
 from tests.training.test_staged import EvenStages
+from tests.training.test_staged import batches as small_batches
+from tests.training.test_suspicion import Lie
 
 FAMILIES: Final = ("opt", "llama", "qwen3", "gpt2")
 RATE: Final = 1e-3
@@ -326,13 +339,80 @@ def show_drift(steps: int) -> bool:
     return met
 
 
+def show_liars(runs: int) -> bool:
+    """Train with a liar, which audits find; return whether every limit is met."""
+    print(f"{'falsified':23} {'lies':>5} {'undone':>6} {'blamed':>6} {'off by':>8}")
+    batches, met = small_batches(liars.STEPS), True
+    cases: list[tuple[str, Lie | None, float, tuple[int, int]]] = [
+        *((what, copy.copy(lie), 1.0, (0, 0)) for what, lie in liars.FALSIFIED.items()),
+        ("gradients x 1.05", None, 1.05, (0, 10**9)),
+        ("gradients of a tensor", None, 0.0, (70, 1)),
+    ]
+    for what, lie, scale, updates in cases:
+        model = small_model("opt")
+        plain = small_losses(copy.deepcopy(model), batches)
+        with liars.fleet_of(*[lie] if lie is not None else []) as fleet:
+            runtime = fleet.runtime
+            assert isinstance(runtime, liars.LyingInUpdates)
+            runtime.scale, runtime.updates = scale, updates
+            run = liars.Repeating(model, fleet)
+            error = loss_error(run.all_losses(batches), plain)
+            blamed = liars.LIAR not in runtime.stage_devices() and len(run.quarantined) == 1
+        told = lie.told if lie is not None else min(updates[1], runtime.told - updates[0])
+        good = blamed and error <= LOSS_LIMITS[DType.FP32]
+        met &= good
+        line = f"{what:23} {told:5} {sum(run.undone):6} {blamed!s:>6} {error:8.1e}"
+        print(line if good else f"{line} !", flush=True)
+    found = [_snapshots_until_found(seed) for seed in range(runs)]
+    mean = sum(found) / max(1, len(found))
+    print(f"audits of a stage with probability 0.25: a device that always lies is found after "
+          f"{mean:.1f} snapshots on average of {runs} runs; expected are 4.0")  # fmt: skip
+    for family in ("opt", "llama"):
+        model, given = family_model(family), batches_of(24, BATCH, SEQUENCE)
+        began_s = time.perf_counter()
+        plain_losses(model, given, CASES[0])
+        plain_s = time.perf_counter() - began_s
+        with emulated(2, seed=1) as fleet:
+            graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
+            run = liars.Repeating(model, fleet, graphs=graphs)
+            run.all_losses(given)
+        audit_s = run.replays.counters.spent_s
+        print(f"{family}: audits of all stages take {audit_s / plain_s:.1f} times as long as the "
+              f"steps with plain PyTorch ({1e3 * plain_s / len(given):.0f} ms each)")  # fmt: skip
+    return met
+
+
+def _snapshots_until_found(seed: int) -> int:
+    """Return after how many snapshots a device that lies in all steps is found."""
+    model, given = small_model("opt"), small_batches(1)[0]
+    with liars.fleet_of() as fleet:
+        assert isinstance(fleet.runtime, liars.LyingInUpdates)
+        fleet.runtime.scale, fleet.runtime.updates = 1.5, (0, 10**9)
+        run = liars.Repeating(model, fleet, rate=0.25, seed=seed)
+        snapshots = 0
+        while True:
+            try:
+                run.step(given)
+                snapshots += 1
+                run.staged.settle()
+            except RolledBackError:
+                return snapshots
+
+
 def main() -> None:
     """Run the benchmark; see the module's docstring."""
     parser = families_parser(__doc__, FAMILIES)
     parser.add_argument("--drift", action="store_true", help="many losses, in virtual time")
     parser.add_argument("--steps", type=int, default=200, help="of --drift")
+    parser.add_argument("--liars", action="store_true", help="devices that lie, in virtual time")
+    parser.add_argument("--runs", type=int, default=40, help="of --liars")
     options, families = options_of(parser, FAMILIES)
-    met = show_drift(options.steps) if options.drift else show_exact(families, options.stop_s)
+    if options.liars:
+        met = show_liars(options.runs)
+    elif options.drift:
+        met = show_drift(options.steps)
+    else:
+        met = show_exact(families, options.stop_s)
     sys.exit(0 if met else 1)
 
 

@@ -142,9 +142,10 @@ class Device(Auditor):
         self.repeat(work, record, batch, totals, Rounding())
         return {key: total.reshape(-1) for key, total in totals.items()}
 
-    def _run(
+    def run(
         self, graph: StageGraph, feed: Mapping[str, Array], rounding: Rounding
     ) -> dict[str, Array]:
+        """Run a graph as another device does."""
         if graph not in self._others:
             model = noisy(graph.model, self._rounding) if self._rounding else graph.model
             self._others[graph] = OtherSession(model, *self._how)

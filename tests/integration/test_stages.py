@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ from cleave.server.auth.access import Access
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.training.loop.context import TrainContext
-from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
-from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.job import JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder, held_steps
 from cleave.training.loop.trainer import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
@@ -321,6 +323,48 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
     assert auditor.counters.faults == 0
 
 
+@pytest.mark.parametrize("dtype", [DType.FP32, pytest.param(DType.BF16, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "runners", [("torch:cpu", "cpu"), pytest.param(("webgpu", "cpu"), marks=pytest.mark.nightly)]
+)
+def test_devices_with_other_runners_keep_state_and_none_is_accused(
+    dtype: DType, runners: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server repeats all their steps, of which AdamW makes rounding errors larger."""
+    prepared = Prepared()
+    in_software = swiftshader.environment() if webgpu_session.installed() else None
+    if "webgpu" in runners and not in_software:
+        pytest.skip("needs the runner webgpu")
+    for name, value in (in_software or {}).items():
+        monkeypatch.setenv(name, value)
+    auditor = Auditor(1.0, random.Random(1))
+    options = ("--backend", "numpy", "--threads", "2", "--json")
+    with cleave.serve(stages_on="any") as server, ExitStack() as devices:
+        for runner in runners:
+            _, lines = devices.enter_context(
+                started("join", server.url, "--runner", runner, *options)
+            )
+            wait_for_event(lines, "note")
+        server.fleet.wait_for(2, WAIT_S)
+        work = ModelWork(prepared.model, prepared.graphs, dtype)
+        planner = EvenStages(loss=False)
+        staged = StagedModel(
+            work, server.fleet.runtime, planner, PsCompute(1e11, 0.0), auditor=auditor
+        )
+        rule = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
+        optimizer = Optimizer(prepared.model, rule, clip=1.0, in_backward=False)
+        staged.keep_on_devices(optimizer, planner=planner)
+        for ids in prepared.batches * 4:
+            loss = optimizer.step_whole(5e-3, partial(staged.gradients, rows(ids)))
+            assert isinstance(loss, float)
+        staged.settle()
+        assert staged.replays is not None
+        repeated = staged.replays.counters.steps
+        staged.close()
+    assert repeated == 2 * len(prepared.batches) * 4
+    assert auditor.counters.faults == 0
+
+
 def test_a_device_without_the_gpu_that_was_asked_for_joins_with_its_cpu() -> None:
     """Its driver may be down, and a service would otherwise try for ever."""
     with (
@@ -408,3 +452,38 @@ def test_killed_devices_with_the_weights_cost_no_exactness(
     assert strikes.struck == 2
     losses = [record.loss for record in found if isinstance(record, StepRecord)]
     assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [("--scale", "1.5"), ("--spoil", "60", "--value", "0.5")])
+def test_what_a_process_with_the_weights_falsified_is_undone(
+    options: tuple[str, ...],
+    tmp_path: Path,
+    corpus_file: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
+) -> None:
+    """In all updates, or in one element. Afterwards, records and checkpoints have nothing of it."""
+    job = replace(stages_job(corpus_file, 8), schedule="constant", warmup_steps=1)
+    plain = replace(job, method="local", checkpoint_every=4)
+    ours = replace(plain, method="stages", state="devices", audit=1.0)
+    said: list[str] = []
+
+    def heard(record: Record) -> None:
+        if isinstance(record, NoteRecord):
+            said.append(record.text)
+
+    run = RunFolder(tmp_path / "run")
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda _: server.url, 1, options),
+    ):
+        server.fleet.wait_for(1, WAIT_S)
+        (liar,) = server.live.manager.sessions
+        with Processes(lambda _: server.url, 2):
+            server.fleet.wait_for(3, WAIT_S)
+            train(ours, run, TrainContext(server.fleet, heard))
+    assert any(note.startswith(f"device {liar} is quarantined: ") for note in said)
+    assert sum("is quarantined" in note for note in said) == 1
+    assert any(note.startswith("going back to step ") for note in said)
+    losses = [record["loss"] for record in run.records() if record["event"] == "step"]
+    assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
+    assert held_steps(run.path / "checkpoints") == [8, 4]

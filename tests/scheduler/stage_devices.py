@@ -211,6 +211,10 @@ class SymbolicDevice:
         default_factory=lambda: deque(maxlen=8)
     )
     outputs: dict[int, tuple[int, ...]] = field(default_factory=dict)  # key: run
+    lies: Callable[[], bool] = lambda: False  # whether it falsifies the next update
+    falsifies: bool = False  # whether it falsifies all state that it returns
+    lied: bool = False
+    lie: str = ""  # what it puts in the place of coefficients of an update
 
     def take(self, message: Any, order: StageOrder | None) -> None:
         self.before.append((dict(self.held), dict(self.sizes)))
@@ -254,6 +258,11 @@ class SymbolicDevice:
                 elif order.name == names.SQUARES:
                     assert value[0] == "squares"
                     found = struct.pack("<f", len(value[1]))
+                elif self.falsifies and value[0] == "updated":
+                    self.lied = True
+                    name, updates = history_of(value)
+                    value = "updated", name, (*updates[:-1], (self.lie, ()))
+                    found = Symbol((message.first_row, value), nbytes)
                 elif order.name in (names.Y, names.DX, names.LOSS):
                     found = Symbol(value, nbytes)
                 self.orders.append((order, message.id, found))
@@ -309,6 +318,8 @@ class SymbolicDevice:
             weight, gradient, moment, scalars = given
             (name, updates), (moment_name, others) = history_of(weight), history_of(moment)
             assert updates == others
+            if self.lies():
+                self.lied, scalars = True, self.lie
             updates = (*updates, (scalars, gradient))
             return [("updated", name, updates), ("updated", moment_name, updates)]
         x, targets, _, total = given

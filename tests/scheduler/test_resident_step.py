@@ -19,7 +19,7 @@ from cleave.protocol import messages
 from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
-from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
+from cleave.scheduler.stages.resident import Lineage, ResidentParameter, Snapshot
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
 from cleave.scheduler.stages.work import LoggedStep, RequestKind, StageRequest, StepWork
@@ -243,7 +243,7 @@ class Training(Trial):
         self._check_held()
         if self.fetches:
             assert snapshot is None
-            self._take(Snapshot(len(self.done), result.state))
+            self._take(Snapshot(len(self.done), result.state, result.holders))
             return result
         assert {b: dx.value for b, dx in result.dx.items()} == {
             b: self._expected(b, self.work)[1][0] for b in range(len(self.work.x))
@@ -405,6 +405,105 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
         training.come_back(arrays)
     for device in training.fleet.devices.values():
         assert not device.held
+
+
+class Audited(Training):
+    """Training on devices some of which lie, and whose snapshots are audited at random.
+
+    Attributes:
+        found: whether an audit has found a lie. Training would then go back.
+        blamed: how often a device was blamed.
+    """
+
+    def __init__(self, devices: int, *, rng: random.Random, liars: float, rate: float) -> None:
+        self.rng, self.liars, self.rate = rng, liars, rate
+        self.found, self.blamed = False, 0
+        self.everyone: dict[int, SymbolicDevice] = {}
+        super().__init__(devices, rng=rng)
+        self.values = {a: a.payload.value for a in self.resident.arrays}  # type: ignore[union-attr]
+        self.lineages: Set[Lineage] = frozenset()
+        self.sound = set(range(LAYERS))
+
+    def _device(self) -> SymbolicDevice:
+        made = super()._device()
+        if self.rng.random() < self.liars:
+            made.lie = f"falsified {len(self.everyone)} {self.rng.random()}"
+            made.falsifies = self.rng.random() < 0.5
+            made.lies = lambda: self.rng.random() < 0.2
+        return made
+
+    def _do(self, wanted: Any) -> None:
+        self.everyone |= self.fleet.devices
+        super()._do(wanted)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """Audit some stages as `ReplayAudits` does. Nobody honest is blamed."""
+        found = {array: payload.value[1] for (array, _), payload in snapshot.state.items()}
+        sound: set[int] = set()
+        for number, stage in enumerate(self.work.stages):
+            if self.rng.random() >= self.rate or not any(self.resident.of_stage(stage)):
+                continue
+            holder, layers = snapshot.holders[number], {*range(stage.first, stage.stop)}
+            if self._follows(stage, found, snapshot.position):
+                sound |= layers & self.sound
+                continue
+            self.found = True
+            if layers <= self.sound or holder.continues(self.position, self.lineages):
+                self.blamed += 1
+                assert self.everyone[holder.device].lied, "an honest device is blamed"
+        self.sound, self.values = sound, found
+        held = (holding.lineage for holding in snapshot.holders.values())
+        self.lineages = frozenset(lineage for lineage in held if lineage is not None)
+        super()._take(snapshot)
+
+    def _follows(self, stage: PlannedStage, found: Mapping[Any, Any], position: int) -> bool:
+        """Return whether a stage's state follows from that in the last snapshot by all updates."""
+        for each in self.resident.arrays_of(stage):
+            before, after = (
+                [scalars for scalars, _ in history_of(state[each])[1]]
+                for state in (self.values, found)
+            )
+            right = [("scalars", step) for step in range(self.position, position)]
+            if after != before + right:
+                return False
+        return True
+
+    def _check_state(self, *_: Any) -> None:
+        """State may be false."""
+
+
+@pytest.mark.parametrize("rate", [0.4, 1.0])
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_audits_of_snapshots_blame_no_honest_device(rate: float, data: st.DataObject) -> None:
+    """Whatever devices do, and although a device may continue with what another falsified."""
+    devices = data.draw(st.integers(3, 5))
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    trouble = rng.choice([0.0, 0.003, 0.01, 0.03])
+    training = Audited(devices, rng=rng, liars=rng.choice([0.0, 0.3, 0.6]), rate=rate)
+    stages, after = drawn_stages(data, devices)
+    while not training.found and len(training.done) < 8:
+        if not training.log:
+            stages, after = drawn_stages(data, devices)
+        completed = False
+        while not completed:
+            if training.done and rng.random() < 0.2:
+                training.begin_fetch()
+            else:
+                training.begin(training.step_of(stages, 2, ps_after=after))
+            disturbed(training, rng, trouble, rng.randint(0, 500))
+            if not training.step.ended:
+                training.join(training.newcomer)
+                training.give_up()
+                training.finish()
+            completed = isinstance(training.fleet.told[-1], StepResult)
+        if training.step.ended and training.log and rng.random() < 0.6:
+            training.begin_snapshot()
+        if rng.random() < 0.5:  # a device that has followed a stage may take over
+            training.away = {rng.choice(list(training.fleet.devices))}
+            training.runs.changed()
+    lied = any(device.lied for device in training.everyone.values())
+    assert lied or not training.found
 
 
 TWO_STAGES = stages_of([2], [(1,), (2,)], False)

@@ -543,7 +543,7 @@ class SessionManager:
                             result,
                             used=self.stages.used(now_s),
                             snapshot=self.stages.finished_snapshot(model),
-                            under_way=self.stages.snapshot_under_way(model),
+                            fetching=self.stages.fetching(model),
                         ),
                         work,
                     )

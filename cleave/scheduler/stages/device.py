@@ -11,6 +11,7 @@ from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.passes import StagePasses, arrays_of
+from cleave.scheduler.stages.resident import Holding, Lineage
 from cleave.scheduler.stages.work import (
     LoggedStep,
     Resident,
@@ -33,6 +34,11 @@ class StageDevice(StagePasses):
     def updates_of(self, array: StageArray) -> int | None:
         """Return the number of updates in a weight or moment; None if the device lacks it."""
         return self._updates[array] if array in self._sent else None
+
+    def holding(self, plan: PlannedStage) -> Holding:
+        """Return this device as the holder of a stage's state, with the state's lineage."""
+        found = {self._lineages.get(array) for array in self._resident.arrays_of(plan)}
+        return Holding(self.device, found.pop() if len(found) == 1 else None)
 
     @property
     def now(self) -> int:
@@ -92,11 +98,13 @@ class StageDevice(StagePasses):
         if updates is None:
             updates = resident.position
             self.drop_state(resident.arrays_of(request.plan))
+            lineage = Lineage(updates)
             for array in resident.arrays_of(request.plan):
                 # The server compresses equal payload objects once. The snapshot's memory changes,
                 # so each message has an object of its own.
                 self._send_array(array, copy)
                 self._updates[array] = updates
+                self._lineages[array] = lineage
         request.dx_wanted = False
         self.repeat(request, resident.log[updates - resident.position :])
 

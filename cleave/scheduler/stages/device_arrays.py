@@ -19,6 +19,7 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.resident import Lineage
 from cleave.scheduler.stages.work import (
     RequestKind,
     RowsPiece,
@@ -59,6 +60,7 @@ class DeviceArrays:
         self._snapshot: dict[StageArray, int] = {}  # wire IDs of state that is being returned
         # Number of updates in the trained state that is on the device, by array.
         self._updates: dict[StageArray, int] = {}
+        self._lineages: dict[StageArray, Lineage] = {}  # of the trained state, likewise
 
     # --- memory ---
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.resident import Snapshot
+from cleave.scheduler.stages.resident import Holding, Snapshot
 from cleave.scheduler.stages.usual_sizes import Place
 
 
@@ -177,7 +177,10 @@ class StepResult:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
         used: the use of the busiest devices in the step, busiest first.
-        under_way: `Snapshot.position` of the snapshot that devices are returning, if any.
+        holders: the devices that returned `state`, by stage number.
+        squares: with trained state on devices, each stage's sum of squared gradients.
+        fetching: number of updates before the snapshot that devices are still returning; None if
+            there is none.
         restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
     """
 
@@ -189,8 +192,10 @@ class StepResult:
     used: Sequence[DeviceUse] = ()
     # the trained state that devices returned, by array and first row; see `Resident.fetches`
     state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
+    holders: Mapping[int, Holding] = field(default_factory=dict)
+    squares: Sequence[float] = ()
+    fetching: int | None = None
     snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
-    under_way: int | None = None
     restored: int = 0
 
 

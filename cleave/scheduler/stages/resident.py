@@ -7,8 +7,8 @@ lost, another device gets the snapshot and repeats the backward passes and updat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from cleave.scheduler.stages.arrays import StageArray
@@ -35,6 +35,41 @@ class ResidentParameter:
         return self.weight, *self.moments
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lineage:
+    """Identifies state that one device has computed from one snapshot that it was sent.
+
+    Attributes:
+        position: number of updates in that snapshot.
+    """
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The device that returned a stage's part of a snapshot.
+
+    Attributes:
+        lineage: None if parts of the state are of different lineages.
+    """
+
+    device: int
+    lineage: Lineage | None
+
+    def continues(self, position: int, lineages: Set[Lineage]) -> bool:
+        """Return whether the device certainly began with its stage's part of an earlier snapshot.
+
+        It was sent that snapshot, or has returned a part of it.
+
+        Args:
+            position: number of updates in the earlier snapshot.
+            lineages: lineages of the state in the earlier snapshot.
+        """
+        found = self.lineage
+        return found is not None and (found in lineages or found.position == position)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The trained state of all layers after a step.
@@ -42,7 +77,9 @@ class Snapshot:
     Attributes:
         position: number of all updates until then, as the training thread counts them.
         state: rows of each weight and moment, by array and first row.
+        holders: who returned the state, by stage number.
     """
 
     position: int
     state: Mapping[tuple[StageArray, int], Any]
+    holders: Mapping[int, Holding] = field(default_factory=dict)

@@ -251,10 +251,10 @@ class StageRuns:
             self._snapshot = None
         return found
 
-    def snapshot_under_way(self, model: int) -> int | None:
-        """Return the position of a model's unfinished snapshot; None without one."""
-        mine = self._snapshot is not None and self._snapshot.model == model
-        return self._snapshot.position if self._snapshot is not None and mine else None
+    def fetching(self, model: int) -> int | None:
+        """Return the position of a model's snapshot that is not finished; None without one."""
+        snapshot = self._snapshot
+        return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
         """End the snapshot, unless a device is given that has no part in it."""

@@ -40,6 +40,7 @@ class SnapshotRun:
                 store.device, StageRequest(RequestKind.STATE, number, plan, -1, store.device)
             )
             store.begin_snapshot(request, work.resident.arrays_of(plan))
+        self._held_by = {n: s.holding(work.planned[n]) for n, s in holders.items()}
 
     def owns(self, order: StageOrder) -> bool:
         """Return whether an order is part of this snapshot."""
@@ -77,7 +78,7 @@ class SnapshotRun:
         if any(request.rest or request.answers for request in self._requests.values()):
             return None
         found = {k: v for request in self._requests.values() for k, v in request.found.items()}
-        return Snapshot(self.position, found)
+        return Snapshot(self.position, found, self._held_by)
 
     def abandon(self) -> list[SendStage]:
         """Let devices drop what they only keep for the snapshot."""

@@ -15,6 +15,7 @@ from cleave.planner.stages.model import HeadSlice, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageRecord, SumsRecord
 from cleave.scheduler.stages.passes import GradientAccumulator
+from cleave.scheduler.stages.resident import Holding
 from cleave.scheduler.stages.work import KeptLayer, SumName
 
 _Value = TypeVar("_Value")
@@ -84,6 +85,7 @@ class StageState:
             received.
         owes_state: whether the device must still return the stage's trained state.
         state: the returned trained state, by array and first row.
+        held_by: the device that returned the trained state.
     """
 
     plan: PlannedStage
@@ -108,6 +110,7 @@ class StageState:
     squares: float | None = None
     owes_state: bool = False
     state: Mapping[tuple[StageArray, int], Any] = field(default_factory=dict)
+    held_by: Holding | None = None
 
     @property
     def gradients(self) -> dict[SumName, list[list[Any]]]:

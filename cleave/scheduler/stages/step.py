@@ -450,6 +450,7 @@ class StageStep:
                 accumulator.taken = accumulator.landed = True
             case RequestKind.STATE:
                 stage.state, stage.owes_state = request.found, False
+                stage.held_by = self._store(request.device).holding(stage.plan)
 
     def _passed(self, request: StageRequest, payload: Any) -> None:
         """Record a forward pass. Send its output to the next stage or the training thread."""
@@ -736,8 +737,19 @@ class StageStep:
         records = [stage.record for stage in self._stages]
         state = {k: v for stage in self._stages for k, v in stage.state.items()}
         restored = self._restored if self.work.resident and self.work.resident.log else 0
+        holders = {n: s.held_by for n, s in enumerate(self._stages) if s.held_by is not None}
+        squares = [s.squares for s in self._stages if s.squares is not None]
         self._end(
-            StepResult(self._losses, self._dx, gradients, records, state=state, restored=restored)
+            StepResult(
+                self._losses,
+                self._dx,
+                gradients,
+                records,
+                state=state,
+                holders=holders,
+                squares=squares,
+                restored=restored,
+            )
         )
 
     def _end_failed(self, why: str) -> None:

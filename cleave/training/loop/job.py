@@ -315,7 +315,7 @@ class JobSpec:
     state: str = _setting(
         "server",
         "Where layers' weights and optimizer state stay: server; devices (with --method stages: "
-        "far less traffic, no audits); or auto (where steps are predicted to be faster).",
+        "far less traffic, later audits); or auto (where steps are predicted to be faster).",
         choices=StateMode,
     )
     audit: float = _setting(

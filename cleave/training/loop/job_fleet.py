@@ -246,6 +246,20 @@ class JobFleet:
         if self.staged is not None:
             self.staged.sync()
 
+    def settle(self) -> None:
+        """Do the same as `sync`, and wait for audits.
+
+        Raises:
+            RolledBackError: if a device lied.
+        """
+        if self.staged is not None:
+            self.staged.settle()
+
+    @property
+    def undoable(self) -> int:
+        """Return the number of last steps that would be undone if a device had lied."""
+        return self.staged.undoable if self.staged is not None else 0
+
     def learn(self, step_s: float, update_s: float) -> None:
         """Correct the forecasts of steps by stages, based on the last step.
 

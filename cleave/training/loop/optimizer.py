@@ -395,6 +395,10 @@ class Optimizer:
         if "step" in state:
             state["step"] += updates
 
+    def forget_state(self, name: str) -> None:
+        """Discard the optimizer state of a parameter, as before its first update."""
+        self._optimizers[name].state.pop(self.parameters[name], None)
+
     def _clip(self) -> float:
         """Clip the gradients by global norm, and return the factor.
 

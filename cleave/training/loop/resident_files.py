@@ -114,6 +114,12 @@ class ResidentFiles:
         self._base = step
         self._remove(step + 1)
 
+    def begin_again(self) -> None:
+        """Remove all files, because they follow from a lie that is undone."""
+        self.wait()
+        self._base = self._rest = -1
+        self._remove(_ALL)
+
     def logged(self, step: int, rates: Iterable[float]) -> list[StoredStep]:
         """Return the steps after `step` that an earlier process has logged. Remove all others.
 

@@ -106,6 +106,7 @@ from cleave.training.results.trained import in_training
 from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
 from cleave.training.servers.shared_weights import SharedWeights
+from cleave.training.stages.replay_audits import RolledBackError
 from cleave.training.stages.resident import StateStorage
 from cleave.training.stages.staged import NotByStages
 from cleave.training.stages.step_log import LogFolder
@@ -351,7 +352,6 @@ class Trainer:
             seed=job.seed,
             separate=self._packed is not None,
         )
-        self._data = self.loader.state()  # after `step` steps
         self.optimizer = Optimizer(
             model,
             update_rule(job),
@@ -370,6 +370,9 @@ class Trainer:
         self._checked_alone = False  # whether this server has the memory for steps without stages
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
+        # positions in the data before steps to which the run may go back, by number of steps done
+        # The position in the data after some steps, by their number.
+        self._data = {self.step: self.loader.state()}
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
     def _state_files(self) -> StateFiles | None:
@@ -424,6 +427,8 @@ class Trainer:
                         self._judge(self.evaluate())
                     continue
                 self._report(record)
+                if self.step == job.steps and self.fleet is not None:
+                    self.fleet.settle()
                 loss = record.loss
                 tokens += record.tokens
                 first_loss = loss if math.isnan(first_loss) else first_loss
@@ -431,6 +436,8 @@ class Trainer:
                     self._judge(self.evaluate())
                 if self._samples_after(self.step):
                     self._sample()
+            except RolledBackError as error:
+                self._go_back(error.steps)
             except AbandonedError:
                 if self.context.stop():
                     note(f"stopping after step {self.step}, without waiting for devices")
@@ -499,6 +506,7 @@ class Trainer:
         Raises:
             AbandonedError: if training stops during the step, or if one of several servers has lost
                 all its devices. The next call repeats the step with the same batches.
+            RolledBackError: if a device lied in an earlier step; see `_go_back`.
             DivergedError: if the loss or the gradients are not finite.
         """
         if self.rounds is not None:
@@ -516,12 +524,14 @@ class Trainer:
             self._keep_resident()
         self._began = True
         rate, factor = self.schedule.rate(self.step), self._factor
+        oldest = self.step - (self.fleet.undoable if self.fleet is not None else 0)
+        self._data = {step: held for step, held in self._data.items() if step >= oldest}
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
             with self.fleet.counting_tasks() if self.fleet else nullcontext():
                 loss = self._update(rate, batches)
         except AbandonedError:
-            self.loader.restore(self._data)
+            self.loader.restore(self._data[self.step])
             self.optimizer.forget_gradients()
             raise
         except DivergedError as error:
@@ -530,7 +540,8 @@ class Trainer:
         spent = self.shared.counted((self._early or self._counters()) - before)
         if self.journal is not None:
             self.journal.end()
-        self.step, self._data = self.step + 1, self.loader.state()
+        self.step += 1
+        self._data[self.step] = self.loader.state()
         self._keep_resident()
         if self._factor < factor:
             self.context.note(
@@ -578,11 +589,12 @@ class Trainer:
         try:
             done = rounds.round(rate, batches)
         except AbandonedError:
-            self.loader.restore(self._data)
+            self.loader.restore(self._data[self.step])
             raise
         except DivergedError as error:
             raise self._diverged(f"in the round after step {self.step}", str(error)) from error
-        self.step, self._data = self.step + self.job.every, self.loader.state()
+        self.step += self.job.every
+        self._data = {self.step: self.loader.state()}
         wall_s, spent = time.perf_counter() - began_s, self._counters() - before
         return StepRecord(
             step=self.step,
@@ -598,6 +610,26 @@ class Trainer:
             against_loss=self.compared.against(self.step, done.loss),
             **self._work(spent, self._journal_counters()),
         )
+
+    def _go_back(self, steps: int) -> None:
+        """Repeat the last steps, whose results are undone because a device lied.
+
+        Checkpoints and records of these steps are replaced, because they have the lie.
+        """
+        self.step -= steps
+        self.loader.restore(self._data[self.step])
+        self.optimizer.forget_gradients()
+        self._early = None
+        self.context.note(f"going back to step {self.step}, the last one without falsified results")
+        if (self.saved or 0) > self.step:
+            self._save(CHECKPOINTS, keep=_ALL)
+            remove_checkpoints(self.folder.path / CHECKPOINTS, lambda step: step > self.step)
+            self.saved = self.step
+        self._logged, self._done, self._unjudged = [], 0, 0
+        if self._resident is not None:
+            self._resident.begin_again()
+            self._keep_resident()
+        self.wind_back(comparable=True, log=False)
 
     def _diverged(self, when: str, found: str) -> DivergedError:
         """Return the error for a diverged run. `when` is a phrase such as "in step 3"."""
@@ -854,8 +886,8 @@ class Trainer:
             "job": self.job.to_dict(),
             FROZEN: self._frozen,
             FINGERPRINTS: asdict(self.fingerprints),
-            "epoch": self._data.epoch,
-            "position": self._data.position,
+            "epoch": self._data[self.step].epoch,
+            "position": self._data[self.step].position,
             **({LOSS_SCALE: asdict(self.optimizer.scale)} if self.optimizer.scale else {}),
         }
 
@@ -935,8 +967,8 @@ class Trainer:
         elif scale.updates if scale is not None else checkpoint.step:
             self.optimizer.load_tensors(checkpoint.tensors)
         if "text" not in changed:
-            self._data = LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"])
-            self.loader.restore(self._data)
+            self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
+        self._data = {checkpoint.step: self.loader.state()}
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool, log: bool) -> None:

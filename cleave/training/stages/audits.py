@@ -84,7 +84,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Returned:
+class DeviceResult:
     """A device's result in fp32, with its name in error messages and its dtype on the wire."""
 
     device: int
@@ -159,8 +159,8 @@ class Auditor:
         open_graph: MakeGraph = open_on_cpu,
     ) -> None:
         self.counters = AuditCounters()
-        self._rate = rate
-        self._rng = rng or random.SystemRandom()
+        self.rate = rate
+        self.rng = rng or random.SystemRandom()
         self._open_graph = open_graph
         self._sessions: dict[tuple[StageGraph, bool, bool], OpenGraph] = {}
         self._narrow: dict[int, bool] = {}  # whether a device rounded products in its last audit
@@ -211,9 +211,9 @@ class Auditor:
             if device in trusted:
                 continue
             for first in range(0, batches, share):
-                if self._rng.random() < self._rate:
-                    watch.outputs.add(first + self._rng.randrange(share))
-            watch.sums = self._rng.random() < self._rate / share
+                if self.rng.random() < self.rate:
+                    watch.outputs.add(first + self.rng.randrange(share))
+            watch.sums = self.rng.random() < self.rate / share
         return watches
 
     def passed(self, work: StepWork, done: PassDone, watch: Watch) -> list[Fault]:
@@ -249,19 +249,19 @@ class Auditor:
                 devices are selected now.
         """
         found: list[Fault] = []
-        if not self._rate:
+        if not self.rate:
             return found
         by_device: dict[int, list[int]] = {}
         for batch, device in {**record.forward_by, **record.backward_by}.items():
             by_device.setdefault(device, []).append(batch)
         for device, batches in sorted(by_device.items()):
             watch = watches.get(device)
-            if self._rng.random() < self._rate if watch is None else watch.output_is_due:
-                batch = self._rng.choice(sorted(batches))
+            if self.rng.random() < self.rate if watch is None else watch.output_is_due:
+                batch = self.rng.choice(sorted(batches))
                 found += self._output_faults(work, record, losses, batch)
         for sums in record.sums:
             watch = watches.get(sums.device)
-            few = self._rng.random() < self._rate / len(sums.batches)
+            few = self.rng.random() < self.rate / len(sums.batches)
             if few if watch is None else watch.sums:
                 is_known = watch is not None and watch.batches == sums.batches
                 found += self._sums_faults(work, record, sums, watch if is_known else None)
@@ -297,7 +297,7 @@ class Auditor:
         wanted = repeat(Rounding(narrow))
         travels = DType(work.dtype)
         of_y = travels if record.plan.slice is None else DType.FP32
-        returned: dict[str, _Returned] = {}
+        returned: dict[str, DeviceResult] = {}
         for what, payload, device, dtype in (
             ("output", record.y.get(batch), record.forward_by.get(batch), of_y),
             ("gradient", record.dx.get(batch), back, travels),
@@ -306,10 +306,10 @@ class Auditor:
             if payload is None or device is None:
                 continue
             columns = wanted[what].shape[-1] if wanted[what].ndim else 1
-            found = _floats(payload, wanted[what].size // columns, columns, dtype)
+            found = floats(payload, wanted[what].size // columns, columns, dtype)
             words = f"the {what} of micro-batch {batch}"
-            returned[what] = _Returned(device, words, found, dtype)
-        yield from self._faults_of(work, record, returned, wanted, repeat, narrow=narrow)
+            returned[what] = DeviceResult(device, words, found, dtype)
+        yield from self.compare(work, record.plan.named, returned, wanted, repeat, narrow=narrow)
 
     def _sums_faults(
         self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Watch | None = None
@@ -329,38 +329,46 @@ class Auditor:
             narrow = self._narrow.get(sums.device, False)
             wanted = repeat(Rounding(narrow))
         dtype = DType(work.gradients)
-        returned: dict[SumName, _Returned] = {}
+        returned: dict[SumName, DeviceResult] = {}
         for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:
             columns = sums_of(work, layer)[name].columns
             rows = [
-                _floats(part, len(part) // (columns * dtype.itemsize), columns, dtype)
+                floats(part, len(part) // (columns * dtype.itemsize), columns, dtype)
                 for (number, held, _), part in sorted(sums.found.items(), key=lambda each: each[0])
                 if (number, held) == (layer, name)
             ]
             words = f"the sum of {name}'s gradients"
-            returned[layer, name] = _Returned(sums.device, words, np.concatenate(rows), dtype)
-        yield from self._faults_of(work, record, returned, wanted, repeat, narrow=narrow)
+            returned[layer, name] = DeviceResult(sums.device, words, np.concatenate(rows), dtype)
+        yield from self.compare(work, record.plan.named, returned, wanted, repeat, narrow=narrow)
 
-    def _faults_of(
+    def rounds_products(self, device: int) -> bool:
+        """Return whether a device rounded products to bf16 in its last audit."""
+        return self._narrow.get(device, False)
+
+    def compare(
         self,
         work: StepWork,
-        record: StageRecord,
-        returned: Mapping[Key, _Returned],
+        stage: str,
+        returned: Mapping[Key, DeviceResult],
         wanted: Mapping[Key, Array],
         repeat: Callable[[Rounding], Mapping[Key, Array]],
         *,
         narrow: bool,
+        margin: float = 1.0,
     ) -> Iterator[Fault]:
-        """Yield the faults that one audit finds, at most one per device.
+        """Compare results with local ones. Yield the faults found, at most one per device.
 
-        `repeat` recomputes the local results, `wanted`, with other rounding. `narrow` says whether
-        they round products to bf16.
+        Args:
+            stage: what the stage is called in messages.
+            repeat: recomputes the local results, `wanted`, with other rounding.
+            narrow: whether `wanted` was computed with products rounded to bf16.
+            margin: error that rounding explains, as a multiple of that in recomputations.
         """
 
         def comparisons(local: Mapping[Key, Array], *, narrow: bool) -> dict[Key, Comparison]:
-            margin = _NARROW_MARGIN if narrow else 1.0
+            most = max(margin, _NARROW_MARGIN) if narrow else margin
             return {
-                key: Comparison.of(one.found, local[key], one.dtype, margin)
+                key: Comparison.of(one.found, local[key], one.dtype, most)
                 for key, one in returned.items()
             }
 
@@ -382,7 +390,7 @@ class Auditor:
             error, explained, size = ways[best][key].worst
             yield Fault(
                 device,
-                f"{returned[key].what} of {record.plan.named} is off by {error:.2g} in elements "
+                f"{returned[key].what} of {stage} is off by {error:.2g} in elements "
                 f"of the size {size:.2g}, where rounding explains {explained:.2g}",
             )
 
@@ -399,7 +407,7 @@ class Auditor:
         if any(all(one.excess <= 1 for one in each.values()) for each in ways.values()):
             return
         self.counters.again += 1
-        random_numbers = np.random.default_rng(self._rng.getrandbits(64))
+        random_numbers = np.random.default_rng(self.rng.getrandbits(64))
         excesses: dict[bool, float] = {}
         for _ in range(MOST_REPEATS):
             # First try each way once. Then try the better one.
@@ -419,7 +427,7 @@ class Auditor:
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, rounding)
-            return self._run(part.forward, feed, rounding)[names.Y]
+            return self.run(part.forward, feed, rounding)[names.Y]
         return self._forward(work, record, batch, rounding)[-1]
 
     def _forward(
@@ -430,7 +438,7 @@ class Auditor:
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed, rounding)[names.Y], rounding.noise))
+            given.append(moved(self.run(layer.forward, feed, rounding)[names.Y], rounding.noise))
         return given
 
     def repeat(
@@ -481,7 +489,7 @@ class Auditor:
         """Implement `repeat` for slice `number` of a vocabulary-parallel loss."""
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, rounding)
-        made = self._run(part.forward, feed, rounding)
+        made = self.run(part.forward, feed, rounding)
         feed[names.LOGITS] = made[names.LOGITS]
         # `dy` is the log-sum-exp. No kink depends on it, so it needs no random change.
         feed[names.DY] = _array(record.dy[batch])
@@ -500,14 +508,15 @@ class Auditor:
         for name, shape in sums_of(work, number).items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
-        found = self._run(graph, feed, rounding)
+        found = self.run(graph, feed, rounding)
         for name in sums_of(work, number):
             totals[number, name] = found[names.new_total(name)]
         return found
 
-    def _run(
+    def run(
         self, graph: StageGraph, feed: Mapping[str, Array], rounding: Rounding
     ) -> dict[str, Array]:
+        """Run a graph locally. Inputs may have any shape with the right number of elements."""
         key = graph, rounding.narrow, rounding.noise is not None
         if key not in self._sessions:
             self._sessions[key] = self._open_graph(_audited(graph, rounding), (), None)
@@ -558,10 +567,10 @@ def _array(given: StageArray) -> Array:
         payload = given.payload
         held = payload if isinstance(payload, bytes | memoryview) else payload.pack()
         return np.frombuffer(held, NUMPY_DTYPES[given.dtype])
-    return _floats(given.payload, given.rows, given.columns, DType(given.dtype))
+    return floats(given.payload, given.rows, given.columns, DType(given.dtype))
 
 
-def _floats(payload: Any, rows: int, columns: int, dtype: DType) -> Array:
+def floats(payload: Any, rows: int, columns: int, dtype: DType) -> Array:
     if isinstance(payload, Buffer):
         return payload.float32()
     return arrays.unpack(payload, rows, columns, dtype).float32()

@@ -32,11 +32,13 @@ from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer
 from cleave.training.loop.state_files import StateFiles
+from cleave.training.stages.saved_state import SavedState
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.step_log import LogFolder, StepLog
 from cleave.training.stages.stored_steps import StoredStep
 
 _STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
+_MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
 _FIRST_INTERVAL: Final = 8  # steps, until a plan says more
 
 
@@ -72,6 +74,11 @@ class StateStorage:
     stored: Sequence[StoredStep] = ()
     changing: Callable[[], None] = lambda: None
 
+    @property
+    def folder(self) -> Path | None:
+        """Return the folder of the log; None if the log is in memory."""
+        return self.log.path if isinstance(self.log, LogFolder) else self.log
+
 
 class ResidentState:
     """The trained state of a model's layers on devices: its snapshot, and the log since then.
@@ -86,6 +93,7 @@ class ResidentState:
         log: the steps since the snapshot.
         position: number of updates in the snapshot, since the run began.
         under_way: number of updates in the snapshot that devices are returning; None without one.
+        tensors: the memory of the snapshot, by the array that devices hold.
         interval: number of steps after which a new snapshot begins.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
@@ -115,7 +123,7 @@ class ResidentState:
         self._began_s = now_s
         self._stages = 1  # number of stages in the last step
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
-        self._tensors: dict[StageArray, Tensor] = {}
+        self.tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
         self._keys = _keys(work)
         rule = optimizer.rule
@@ -194,7 +202,7 @@ class ResidentState:
         """Add a completed step, whose updates all devices have done, to the log."""
         self.log.add(self.updates + 1, work, self._resident, step)
         self.losses += result.restored
-        self.under_way = result.under_way
+        self.under_way = result.fetching
         self._stages = len(result.records)
 
     @property
@@ -223,9 +231,9 @@ class ResidentState:
         rows: dict[StageArray, dict[int, Any]] = {}
         for (array, first), payload in snapshot.state.items():
             rows.setdefault(array, {})[first] = payload
-        assert rows.keys() == self._tensors.keys()
+        assert rows.keys() == self.tensors.keys()
         for array, parts in rows.items():
-            values, done = self._tensors[array].detach().reshape(-1).numpy(), 0
+            values, done = self.tensors[array].detach().reshape(-1).numpy(), 0
             for _, payload in sorted(parts.items()):
                 part = np.frombuffer(packed(payload), np.float32)
                 values[done : done + part.size] = part
@@ -234,11 +242,52 @@ class ResidentState:
         if self._pieces is not None:
             self._pieces.clear()
         steps = snapshot.position - self.position
+        self.log.forget(steps)
+        self._count_updates(steps)
+
+    @property
+    def layers(self) -> set[int]:
+        """Return the numbers of all layers with state on devices."""
+        return {layer for layer, _ in self._keys}
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters that are not on devices, with their optimizer state, by name."""
+        on_devices, optimizer = self.names, self._optimizer
+        found = {f"{_MODEL}.{n}": p for n, p in optimizer.parameters.items() if n not in on_devices}
+        state = optimizer.tensors().items()
+        return found | {
+            key: tensor for key, tensor in state if optimizer.parameter_of(key) not in on_devices
+        }
+
+    def restore(self, saved: SavedState) -> int:
+        """Make an earlier state the snapshot and the state of all other parameters.
+
+        Devices must not have any state. The log is then empty.
+
+        Returns:
+            The number of updates that are undone.
+        """
+        self.changing()
+        undone = self.updates - saved.position
+        for array, tensor in self.tensors.items():
+            saved.layers.copy_to(array, tensor)
+        for name, tensor in self.own_tensors().items():
+            if name in saved.own_names:
+                saved.own.copy_to(name, tensor)
+            else:  # the parameter had not been updated yet
+                self._optimizer.forget_state(self._optimizer.parameter_of(name))
+        self.log.forget(len(self.log.steps))
+        self._stored.clear()
+        self.under_way = None
+        self._count_updates(saved.position - self.position)
+        return undone
+
+    def _count_updates(self, steps: int) -> None:
+        """Count updates in the snapshot, or no longer count them if `steps` is negative."""
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
-        self.log.forget(steps)
-        self.position = snapshot.position
+        self.position += steps
 
     def _held(self, tensor: Tensor) -> ResidentParameter:
         name = self._names[id(tensor)]
@@ -254,7 +303,7 @@ class ResidentState:
                     f"{name} is not a contiguous fp32 tensor, so devices cannot keep it; use "
                     f"--state server"
                 )
-        self._tensors |= zip(made, (tensor, *moments), strict=True)
+        self.tensors |= zip(made, (tensor, *moments), strict=True)
         return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
 
 

@@ -48,6 +48,7 @@ from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_passes import PsPasses
+from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.resident import ResidentState, StateStorage
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.stage_work import ModelWork
@@ -126,6 +127,7 @@ class StagedModel:
         plans: the plans for the connected devices.
         resident: the trained state that stays on devices; None if the PS sends parameters in each
             step.
+        replays: audits of that state; None without audits.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
@@ -156,6 +158,7 @@ class StagedModel:
         self.work = work
         self.runtime = runtime
         self.resident: ResidentState | None = None
+        self.replays: ReplayAudits | None = None
         self._offered: Callable[[], None] | None = None  # if a forecast will decide
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
@@ -214,6 +217,8 @@ class StagedModel:
     def close(self) -> None:
         """End the step, free the model's arrays on devices, and stop the PS's own device."""
         self.runtime.end_steps()
+        if self.replays is not None:
+            self.replays.close()
         if self.runtime.own_device is not None:
             self.runtime.own_device.stop()
 
@@ -239,9 +244,11 @@ class StagedModel:
         Raises:
             AbandonedError: if training must stop and the step is abandoned.
             FleetError: if the fleet cannot complete the step.
+            RolledBackError: if a replay audit found a lie; see `ReplayAudits`.
         """
         self._renews = False
         self._withdraw_unfinished()
+        self._roll_back_if_due()
         if self.runtime.state_leaves:
             self.sync()
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
@@ -331,11 +338,19 @@ class StagedModel:
             self.work, optimizer, storage, self.runtime.now(), self._say
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
-        self._auditor = Auditor(0.0)  # the PS cannot repeat what it lacks the weights for
-        self._note(
-            "devices keep the layers' weights and optimizer state, and their results are not "
-            "audited: train on devices that you trust"
+        if rate := self._auditor.rate:
+            waits = self.runtime.clock == "virtual"
+            self.replays = ReplayAudits(
+                state, self._auditor, storage.folder, waits=waits, note=self._say
+            )
+        audited = (
+            f"each time that the server has fetched this state, it repeats the steps of a layer "
+            f"with probability {rate:g}, and goes back to an earlier step if a device lied"
+            if rate
+            else "their results are not audited: train on devices that you trust"
         )
+        self._note(f"devices keep the layers' weights and optimizer state; {audited}")
+        self._auditor = Auditor(0.0)  # the PS cannot repeat steps without the present weights
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def _moves_state(self, batch: Rows, plan: StagePlan) -> bool:
@@ -371,8 +386,10 @@ class StagedModel:
         assert self._step_work is not None
         self._withdraw_unfinished()
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
-        state = self._end_of_step().state
-        self.resident.take(Snapshot(self.resident.updates, state))
+        result = self._end_of_step()
+        if self.replays is not None:
+            self.replays.keep_own(self.resident.updates)
+        self._use_snapshot(Snapshot(self.resident.updates, result.state, result.holders))
         self._log_plan = None
         if self.plans.planner is not self._planner:  # another division is possible from now on
             self.plans.planner, self.plans.plan = self._planner, None
@@ -418,6 +435,8 @@ class StagedModel:
         self.resident.changing()
         if self._repeats is not None:
             self.resident.repeated(self._step_work)
+            if self.replays is not None:
+                self.replays.repeated()
             self._repeats, self._log_plan = None, self._step_plan
             self._resumes = self.resident.next_stored is None
             return
@@ -438,16 +457,62 @@ class StagedModel:
             dx=self._wanted.dx,
             squares=self._wanted.squares,
         )
+        updates = self.resident.updates
         self.resident.add(self._step_work, result, stored)
+        if self.replays is not None:
+            self.replays.add(self._step_work, result, updates)
         self._wanted, self._updates = None, False
         self._log_plan = self._step_plan
         if result.snapshot is not None:
-            self.resident.take(result.snapshot)
+            self._use_snapshot(result.snapshot)
         between_s = self.resident.between_losses_s(self.runtime.now())
         self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
         if self.resident.snapshot_is_due and self.resident.under_way is None:
             self.resident.under_way = self.resident.updates
             self.runtime.begin_snapshot(self._step_work, self.resident.updates)
+
+    def _use_snapshot(self, snapshot: Snapshot) -> None:
+        assert self.resident is not None
+        before = self.resident.log.steps
+        self.resident.take(snapshot)
+        if self.replays is not None:
+            self.replays.taken(snapshot, before[: len(before) - len(self.resident.log.steps)])
+
+    @property
+    def undoable(self) -> int:
+        """Return the number of steps since the last verified state; 0 if none can be undone."""
+        if self.resident is None or self.replays is None:
+            return 0
+        return self.resident.updates - self.replays.verified
+
+    def settle(self) -> None:
+        """Fetch the state that is on devices, and wait for audits of it.
+
+        Raises:
+            RolledBackError: if an audit found a lie. See also `sync`.
+        """
+        self.sync()
+        self._roll_back_if_due(wait=True)
+
+    def _roll_back_if_due(self, *, wait: bool = False) -> None:
+        """Undo all steps since the last verified snapshot, if a replay audit found a lie.
+
+        Raises:
+            RolledBackError: in that case. `wait`: whether to wait for audits in progress.
+        """
+        if self.replays is None or (lie := self.replays.lie(wait=wait)) is None:
+            return
+        self._quarantine(lie.blamed)
+        for fault in lie.faults if not lie.blamed else ():
+            self._note(
+                f"a device returned a wrong result, but it is not certain which one, as the stage "
+                f"has changed devices: {fault.reason}"
+            )
+        self.runtime.end_steps()  # all state on devices may follow from the lie
+        steps = self.replays.roll_back()
+        self._begin_again()
+        self._log_plan = None
+        raise RolledBackError(steps)
 
     def _end_of_step(self) -> StepResult:
         """Wait for the end of a step that needs nothing more from the PS."""

@@ -1,0 +1,280 @@
+"""Replay audits: the server repeats logged steps of stages whose state is on devices.
+
+Whenever a new snapshot has arrived, each stage is selected with some probability. Devices learn of
+neither: they have returned all that is compared before the draw. `StageReplay` repeats the stage's
+steps since the snapshot before.
+
+If a device returned something wrong, training rolls back to the last *verified* snapshot, which is
+in a file until a newer one is verified. A snapshot is verified when, since it arrived, an audit of
+each stage has found no fault. So a device that falsifies results in all steps cannot have changed a
+verified snapshot. One that does so in a few steps may have, if no audit covered these steps.
+
+Only the server repeats, so no two devices ever contradict each other. A device is blamed if what
+the server began with is certainly what the device began with: the snapshot before is the server's
+own, sound, or of the same lineage. Else, nobody is blamed. After a rollback, all stages are audited
+until a snapshot is verified, and all lineages are new, so a device that goes on is then blamed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.arrays import packed
+from cleave.scheduler.stages.outcomes import StepResult
+from cleave.scheduler.stages.resident import Holding, Snapshot
+from cleave.scheduler.stages.work import LoggedStep, StepWork
+from cleave.training.stages.audits import Auditor, Fault
+from cleave.training.stages.resident import ResidentState
+from cleave.training.stages.saved_state import ReturnedStep, SavedBytes, SavedState
+from cleave.training.stages.stage_replay import StageReplay, others_than_logged
+
+
+class RolledBackError(Exception):
+    """Raised when training has gone back to an earlier step, because a device lied.
+
+    Weights and optimizer state are those of that step. The caller must repeat the steps since then,
+    with the same data.
+
+    Attributes:
+        steps: number of steps to repeat.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(f"{steps} steps must be repeated")
+        self.steps = steps
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """What audits found.
+
+    Attributes:
+        faults: all faults.
+        blamed: those whose devices are certainly to blame.
+    """
+
+    faults: Sequence[Fault]
+    blamed: Sequence[Fault]
+
+
+@dataclass
+class ReplayCounters:
+    """Numbers of stages and of their steps that audits repeated, and of rollbacks.
+
+    `spent_s` is the time that audits took, in seconds. Training may have gone on meanwhile.
+    """
+
+    stages: int = 0
+    steps: int = 0
+    rollbacks: int = 0
+    spent_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    """Audits of some stages between two snapshots, in progress.
+
+    Attributes:
+        layers: the layers of all stages.
+        holders: the device of each selected stage.
+    """
+
+    start: SavedState
+    end: SavedState
+    layers: Mapping[int, range]
+    holders: Mapping[int, Holding]
+    faults: Future[dict[int, list[Fault]]]
+
+
+class ReplayAudits:
+    """Audits a run whose layers' state is on devices, and rolls it back.
+
+    Args:
+        state: the state on devices, whose snapshot is the initial state.
+        auditor: repeats passes. Its rate is the probability that a stage is audited when a snapshot
+            has arrived.
+        folder: where copies of states are; None to keep them in memory.
+        waits: whether an audit ends before `taken` returns; else, it runs in a thread.
+        note: called with messages for the user.
+    """
+
+    def __init__(
+        self,
+        state: ResidentState,
+        auditor: Auditor,
+        folder: Path | None,
+        *,
+        waits: bool,
+        note: Callable[[str], None],
+    ) -> None:
+        self.counters = ReplayCounters()
+        self._state, self._auditor = state, auditor
+        self._folder, self._waits, self._note = folder, waits, note
+        self._thread = ThreadPoolExecutor(1, "cleave-replay")
+        self._returned: list[ReturnedStep] = []  # of the steps in the log
+        # Parameters that devices lack, and their optimizer state, after an earlier step.
+        self._own: tuple[int, SavedBytes, frozenset[str]] | None = None
+        self.keep_own(state.updates)
+        self._last = self._base = self._saved(state.updates, frozenset())
+        self._base.sound.update(state.layers)
+        # The next snapshot to be verified, and the layers that were audited since it arrived.
+        self._candidate: SavedState | None = None
+        self._audited: set[int] = set()
+        self._all = False  # whether all stages are selected, because of a rollback
+        self._audit: _Audit | None = None
+        self._lie: Lie | None = None
+
+    def close(self) -> None:
+        """Stop the thread, without waiting for an audit in progress."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def verified(self) -> int:
+        """Return the number of updates before the snapshot to which a lie rolls back."""
+        return self._base.position
+
+    def keep_own(self, position: int) -> None:
+        """Copy the present parameters that are not on devices, with their optimizer state.
+
+        `position` is the number of updates until now.
+        """
+        tensors = self._state.own_tensors()
+        saved = SavedBytes.of_tensors(self._folder, tensors, self._note)
+        self._own = position, saved, frozenset(tensors)
+
+    def add(self, work: StepWork, result: StepResult, position: int) -> None:
+        """Remember what devices returned in a step that was added to the log.
+
+        The other parameters have not been updated yet in this step.
+
+        Args:
+            position: number of all updates before the step.
+        """
+        kept: dict[str, dict[tuple[int, int], Any]] = {"y": {}, "dx": {}}
+        for what, key, payload in others_than_logged(result.records, work.ps_after):
+            kept[what][key] = payload
+        arrays = [((what, *key), payload) for what in kept for key, payload in kept[what].items()]
+        saved = SavedBytes(self._folder, ((key, packed(each)) for key, each in arrays), self._note)
+        records = list(enumerate(result.records))
+        self._returned.append(
+            ReturnedStep(
+                {key: saved["y", *key] for key in kept["y"]},
+                {key: saved["dx", *key] for key in kept["dx"]},
+                {(n, batch): d for n, one in records for batch, d in one.forward_by.items()},
+                {(n, batch): d for n, one in records for batch, d in one.backward_by.items()},
+                dict(enumerate(result.squares)),
+            )
+        )
+        snapshot = result.snapshot
+        if position in (result.fetching, snapshot.position if snapshot is not None else None):
+            self.keep_own(position)
+
+    def repeated(self) -> None:
+        """Remember a step that an earlier process did. Only the state after it can be audited."""
+        self._returned.append(ReturnedStep({}, {}, {}, {}, {}))
+
+    def taken(self, snapshot: Snapshot, steps: Sequence[LoggedStep]) -> None:
+        """Copy a new snapshot, and audit some of the stages.
+
+        Args:
+            snapshot: the snapshot, which is already that of the `ResidentState`.
+            steps: the logged steps since the snapshot before.
+        """
+        self._collect(wait=True)  # else there were no limit to the work that waits
+        if self._lie is not None:  # this snapshot will be undone
+            return
+        returned, self._returned = self._returned[: len(steps)], self._returned[len(steps) :]
+        start, stages = self._last, steps[0].work.stages
+        lineages = frozenset(h.lineage for h in snapshot.holders.values() if h.lineage is not None)
+        self._last = end = self._saved(snapshot.position, lineages)
+        if self._candidate is None:
+            self._candidate, self._audited = end, set()
+        layers = {n: range(stage.first, stage.stop) for n, stage in enumerate(stages)}
+        chosen = [n for n in layers if n in snapshot.holders and self._draws(stages[n])]
+        replays = [
+            StageReplay(n, steps, returned, start.layers, end.layers, snapshot.holders[n].device)
+            for n in chosen
+        ]
+        self.counters.stages += len(replays)
+        self.counters.steps += len(replays) * len(steps)
+        self._audit = _Audit(
+            start,
+            end,
+            layers,
+            {n: snapshot.holders[n] for n in chosen},
+            self._thread.submit(self._faults, replays),
+        )
+        self._collect(wait=self._waits)
+
+    def _faults(self, replays: Sequence[StageReplay]) -> dict[int, list[Fault]]:
+        """Audit stages. Return the faults by stage number. Runs in the thread."""
+        began_s = time.perf_counter()
+        found = {each.number: each.faults(self._auditor) for each in replays}
+        self.counters.spent_s += time.perf_counter() - began_s
+        return found
+
+    def _draws(self, stage: PlannedStage) -> bool:
+        """Return whether a stage is audited now. Stages without trained layers never are."""
+        trained = not self._state.layers.isdisjoint(range(stage.first, stage.stop))
+        return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
+
+    def lie(self, *, wait: bool = False) -> Lie | None:
+        """Return what finished audits found, if anything. The caller must then call `roll_back`.
+
+        `wait`: whether to wait for audits in progress.
+        """
+        self._collect(wait=wait)
+        return self._lie
+
+    def _collect(self, *, wait: bool) -> None:
+        """Use the results of the audits in progress, if they have ended."""
+        audit = self._audit
+        if audit is None or not (wait or audit.faults.done()):
+            return
+        found, self._audit = audit.faults.result(), None
+        if faults := [fault for each in found.values() for fault in each]:
+            blamed = [
+                fault
+                for number, each in found.items()
+                for fault in each
+                if fault.device == audit.holders[number].device and _is_certain(audit, number)
+            ]
+            # A device whose results others used may only have passed on a mistake.
+            self._lie = Lie(faults, blamed)
+            return
+        for number in found:
+            layers = {*audit.layers[number]}
+            self._audited |= layers
+            audit.end.sound |= layers & audit.start.sound
+        if self._state.layers <= self._audited and self._candidate is not None:
+            self._base, self._candidate, self._all = self._candidate, None, False
+
+    def roll_back(self) -> int:
+        """Restore the last verified state. Return the number of steps to repeat."""
+        base, self._lie, self._audit = self._base, None, None
+        steps = self._state.restore(base)
+        self._own = base.position, base.own, frozenset(base.own_names)
+        self._last, self._candidate, self._returned, self._all = base, None, [], True
+        self.counters.rollbacks += 1
+        return steps
+
+    def _saved(self, position: int, lineages: frozenset[Any]) -> SavedState:
+        """Copy the snapshot of the `ResidentState`."""
+        assert self._own is not None
+        at, own, names = self._own
+        assert at == position, f"own parameters are those after update {at}, not {position}"
+        layers = SavedBytes.of_tensors(self._folder, self._state.tensors, self._note)
+        return SavedState(position, layers, own, names, lineages)
+
+
+def _is_certain(audit: _Audit, number: int) -> bool:
+    """Return whether the device of a stage began with the state with which the server began."""
+    start, holder = audit.start, audit.holders[number]
+    sound = {*audit.layers[number]} <= start.sound
+    return sound or holder.continues(start.position, start.lineages)

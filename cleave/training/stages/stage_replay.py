@@ -1,0 +1,250 @@
+"""The repetition of a stage's logged steps on the server, compared with what devices returned.
+
+It begins with the stage's state in a snapshot, and ends with that in the next one. Compared are the
+state at the end, and in each step the outputs, the input gradients and the sum of squared gradients
+by which gradients were clipped. So it finds whatever a device may falsify in a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cleave import graph_names as names
+from cleave.arrays import Array, Buffer, DType
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StageRecord
+from cleave.scheduler.stages.work import LayerWork, LoggedStep, StepWork
+from cleave.training.stages.audits import Auditor, DeviceResult, Fault, Rounding, Sums, floats
+from cleave.training.stages.honest_error import Comparison
+from cleave.training.stages.saved_state import ReturnedStep, SavedBytes
+
+# Error that rounding explains, as a multiple of the largest error in recomputations. State has
+# many error measures, and the errors of one step grow in the next ones.
+MARGIN: Final = 4.0
+
+_MOST_DOUBTED: Final = 4  # outputs of one stage that are recomputed with coarser rounding
+
+
+class _Result(Enum):
+    """What is compared. Each value is a phrase of messages."""
+
+    OUTPUT = "the output"
+    GRADIENT = "the input gradient"
+    SQUARES = "the sum of squared gradients"
+    CHANGE = "the change"  # of a weight
+    MOMENT = "a moment"
+
+    @property
+    def is_state(self) -> bool:
+        return self in (_Result.CHANGE, _Result.MOMENT)
+
+
+# What is compared; the number of a step or, of state, a layer; a micro-batch or a parameter's name.
+_Key: TypeAlias = tuple[_Result, int, Any]
+_State: TypeAlias = dict[StageArray, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReplay:
+    """The steps of a stage between two snapshots.
+
+    Attributes:
+        number: number of the stage.
+        steps, returned: the logged steps, and what else devices returned in them.
+        start, end: the snapshots.
+        device: the device that returned the stage's part of `end`.
+    """
+
+    number: int
+    steps: Sequence[LoggedStep]
+    returned: Sequence[ReturnedStep]
+    start: SavedBytes
+    end: SavedBytes
+    device: int
+
+    @property
+    def plan(self) -> PlannedStage:
+        """Return the stage."""
+        return self.steps[0].work.stages[self.number]
+
+    def faults(self, auditor: Auditor) -> list[Fault]:
+        """Repeat the steps, and return the faults found, at most one for each device."""
+        work = self.steps[-1].work
+        narrow = auditor.rounds_products(self.device)
+        found: dict[_Key, DeviceResult] = {}
+        wanted: dict[_Key, Array] = {}
+        doubted: dict[_Key, float] = {}
+
+        def see(key: _Key, local: Array) -> None:
+            """Keep the state, and the outputs whose errors are largest."""
+            if (result := self._result(key, local)) is None:
+                return
+            if not key[0].is_state:
+                excess = Comparison.of(result.found, local, result.dtype, MARGIN).excess
+                if excess <= 1:
+                    return
+                doubted[key] = excess
+                if len(doubted) > _MOST_DOUBTED:
+                    least = min(doubted, key=doubted.__getitem__)
+                    del doubted[least]
+                    if least == key:
+                        return
+                    del found[least], wanted[least]
+            found[key], wanted[key] = result, local
+
+        self._repeat(auditor, Rounding(narrow), see)
+
+        def again(rounding: Rounding) -> dict[_Key, Array]:
+            made: dict[_Key, Array] = {}
+
+            def keep(key: _Key, local: Array) -> None:
+                if key in wanted:
+                    made[key] = local
+
+            self._repeat(auditor, rounding, keep)
+            return made
+
+        return list(
+            auditor.compare(
+                work, self.plan.named, found, wanted, again, narrow=narrow, margin=MARGIN
+            )
+        )
+
+    def _repeat(
+        self, auditor: Auditor, rounding: Rounding, see: Callable[[_Key, Array], None]
+    ) -> None:
+        """Repeat all steps. `see` is called with all local results."""
+        resident = self.steps[0].work.resident
+        assert resident is not None
+        state: _State = {a: self.start.floats(a) for a in resident.arrays_of(self.plan)}
+        for at, step in enumerate(self.steps):
+            work = _with(step.work, self.plan, state)
+            x, dy = step.x[self.number], step.dy[self.number]
+            record = StageRecord(self.plan, x, dy, {}, {}, {}, {}, [])
+            totals: Sums = {}
+            for batch in sorted(x):
+                y, dx, _ = auditor.repeat(work, record, batch, totals, rounding)
+                see((_Result.OUTPUT, at, batch), y)
+                see((_Result.GRADIENT, at, batch), dx)
+            squares = sum(
+                float(np.square(each, dtype=np.float64).sum()) for each in totals.values()
+            )
+            see((_Result.SQUARES, at, None), np.array([squares], np.float32))
+            _update(auditor, step, totals, state)
+        for (layer, name), one in resident.of_stage(self.plan):
+            change = state[one.weight] - self.start.floats(one.weight)
+            see((_Result.CHANGE, layer, name), change)
+            for number, moment in enumerate(one.moments):
+                see((_Result.MOMENT, layer, (name, number)), state[moment])
+
+    def _result(self, key: _Key, local: Array) -> DeviceResult | None:
+        """Return what a device returned; None if it did not have to return it."""
+        what, at, which = key
+        device: int | None = self.device
+        if what.is_state:
+            return DeviceResult(self.device, self._words(key), self._state(key), DType.FP32)
+        returned, dtype = self.returned[at], DType.FP32
+        if what == _Result.SQUARES:
+            squares = returned.squares.get(self.number)
+            found: Array | None = None if squares is None else np.array([squares], np.float32)
+        else:
+            by = returned.forward_by if what == _Result.OUTPUT else returned.backward_by
+            device = by.get((self.number, which))
+            dtype = DType(self.steps[at].work.dtype)
+            payload = self._payload(what, at, which)
+            columns = local.shape[-1]
+            found = (
+                None if payload is None else floats(payload, local.size // columns, columns, dtype)
+            )
+        if found is None or device is None:
+            return None
+        return DeviceResult(device, self._words(key), found, dtype)
+
+    def _payload(self, what: _Result, at: int, batch: int) -> Any:
+        """Return an output or input gradient. The log has those that another stage got."""
+        step, returned, number = self.steps[at], self.returned[at], self.number
+        if what == _Result.OUTPUT:
+            if (own := returned.y.get((number, batch))) is not None:
+                return own
+            others, number = step.x, number + 1
+        else:
+            if (own := returned.dx.get((number, batch))) is not None:
+                return own
+            others, number = step.dy, number - 1
+        if not 0 <= number < len(others) or batch not in others[number]:
+            return None
+        return others[number][batch].payload
+
+    def _state(self, key: _Key) -> Array:
+        """Return the change of a weight, or a moment, that a device has returned."""
+        resident = self.steps[0].work.resident
+        assert resident is not None
+        what, layer, which = key
+        if what == _Result.CHANGE:
+            weight = resident.parameters[layer, which].weight
+            return self.end.floats(weight) - self.start.floats(weight)
+        name, number = which
+        return self.end.floats(resident.parameters[layer, name].moments[number])
+
+    def _words(self, key: _Key) -> str:
+        what, at, which = key
+        match what:
+            case _Result.CHANGE:
+                return f"{what.value} of {which}"
+            case _Result.MOMENT:
+                return f"{what.value} of {which[0]}"
+            case _:
+                batch = "" if which is None else f" of micro-batch {which}"
+                return f"{what.value}{batch} in step {at + 1} after a snapshot"
+
+
+def _with(work: StepWork, plan: PlannedStage, state: Mapping[StageArray, Array]) -> StepWork:
+    """Return the work of a step with the present weights of a stage."""
+    layers: list[LayerWork] = [*work.layers]
+    for number in range(plan.first, plan.stop):
+        present = {name: _with_values(a, state) for name, a in layers[number].parameters.items()}
+        layers[number] = replace(layers[number], parameters=present)
+    return replace(work, layers=layers)
+
+
+def _with_values(array: StageArray, state: Mapping[StageArray, Array]) -> StageArray:
+    if array not in state:  # it is frozen
+        return array
+    values = state[array].reshape(array.rows, array.columns)
+    return replace(array, payload=Buffer(values, DType.FP32), parts=())
+
+
+def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> None:
+    """Do an optimizer step. It is not repeated with coarser rounding, which would hide its size."""
+    resident = step.work.resident
+    assert resident is not None
+    for (layer, name), gradient in totals.items():
+        one = resident.parameters[layer, name]
+        keys = [names.WEIGHT, *map(names.moment, range(len(one.moments)))]
+        given = step.scalars[one.group]
+        scalars = floats(given.payload, given.rows, given.columns, DType.FP32)
+        feed = {key: state[array] for key, array in zip(keys, one.arrays, strict=True)}
+        feed |= {names.GRADIENT: gradient.reshape(-1), names.SCALARS: scalars}
+        made = auditor.run(resident.update, feed, Rounding())
+        for key, array in zip(keys, one.arrays, strict=True):
+            state[array] = made[names.updated(key)].reshape(-1)
+
+
+def others_than_logged(
+    steps: Sequence[StageRecord], ps_after: Any
+) -> Iterator[tuple[str, tuple[int, int], Any]]:
+    """Yield outputs (`y`) and input gradients (`dx`) that no other stage of a step got."""
+    last = len(steps) - 1
+    for number, record in enumerate(steps):
+        if number == last or number in ps_after:
+            for batch, payload in record.y.items():
+                yield "y", (number, batch), payload
+        if not number or number - 1 in ps_after:
+            for batch, payload in record.dx.items():
+                yield "dx", (number, batch), payload
