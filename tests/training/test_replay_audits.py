@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,16 +19,23 @@ from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_run import GraphRun, Kept
 from cleave.scheduler.stages.work import RequestKind, StageOrder
+from cleave.training.loop.checkpoint import load_latest
+from cleave.training.loop.context import TrainContext
 from cleave.training.loop.optimizer import UpdateRule
+from cleave.training.loop.records import Record
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.trainer import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
+from cleave.training.stages.stage_plans import StagePlans
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.graphs.models import small_model
 from tests.invariants import check_state
-from tests.training.runs import nightly
+from tests.training.runs import losses, nightly, notes_of
 from tests.training.test_resident import ADAMW, MOST, SGD, Run, plain_losses, same_weights
+from tests.training.test_resident_resume import job_of
 from tests.training.test_staged import batches
 from tests.training.test_suspicion import Lie, Lying, dx, output
 
@@ -217,3 +226,37 @@ def test_what_a_liar_did_in_updates_is_undone(scale: float, updates: tuple[int, 
     assert len(run.quarantined) == 1
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
+
+
+def test_a_negative_sum_of_squares_is_refused() -> None:
+    """Another device does the stage; training does not end."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    lie = Falsified(squares, -1.0, after=4, times=2)
+    with fleet_of(lie) as fleet:
+        run = Repeating(model, fleet)
+        mine = run.all_losses(given)
+    assert lie.told
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
+def test_a_run_folder_has_nothing_of_a_lie(tmp_path: Path, corpus_file: Path) -> None:
+    """Neither its records nor the files from which a killed server resumes."""
+    job = job_of(corpus_file, audit=1.0, checkpoint_every=4)
+    folder, seen = RunFolder(tmp_path), list[Record]()
+    snapshots = mock.patch.object(StagePlans, "snapshot_interval", return_value=2)
+    lie = Falsified(state, 1.01, after=10)
+    lie.device = 3  # which has all layers
+    with fleet_of(lie) as fleet, snapshots:
+        train(job, folder, TrainContext(fleet, seen.append))
+    told = notes_of(seen)
+    assert "going back to step" in told
+    assert "is quarantined" in told
+    alone = replace(job, method="local", state="server")
+    plain = losses(alone, RunFolder(tmp_path / "plain"))
+    records = [record for record in folder.records() if record.get("event") == "step"]
+    assert [record["step"] for record in records] == [*range(1, job.steps + 1)]
+    assert [record["loss"] for record in records] == pytest.approx(plain, rel=1e-5)
+    found = load_latest(folder.path / CHECKPOINTS)
+    assert found is not None
+    assert found.step == job.steps

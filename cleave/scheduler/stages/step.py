@@ -149,6 +149,8 @@ class StageStep:
             payload = self.work.resident.keep(payload)
         order.request.found[order.name] = payload
         values = isinstance(payload, bytes | bytearray | memoryview)  # emulated arrays have none
+        if values and order.name == names.SQUARES and _number(payload) < 0:
+            return self.failed(order.request.device, "it returned a negative sum of squares")
         usual = order.request.kind.is_pass or order.request.kind is RequestKind.SUMS
         if values and usual and order.request in self._requests:
             size = arrays.largest(payload, DType(order.out))
@@ -444,7 +446,7 @@ class StageStep:
             case RequestKind.SQUARES:
                 stage.squares = 0.0
                 if (found := request.found.get(names.SQUARES)) is not None:
-                    stage.squares = arrays.unpack(found, 1, 1, DType.FP32).float32().item()
+                    stage.squares = _number(found)
             case RequestKind.UPDATE:
                 accumulator = stage.accumulator_on(request.device)
                 accumulator.taken = accumulator.landed = True
@@ -886,3 +888,8 @@ def _first(
 ) -> tuple[int, StageState, int] | None:
     """Return the first (number, stage, micro-batch) entry whose micro-batch is not None."""
     return next(((n, stage, b) for n, stage, b in found if b is not None), None)
+
+
+def _number(payload: Any) -> float:
+    """Return a number that a device has returned."""
+    return float(arrays.unpack(payload, 1, 1, DType.FP32).float32().item())

@@ -159,6 +159,7 @@ class Auditor:
         open_graph: MakeGraph = open_on_cpu,
     ) -> None:
         self.counters = AuditCounters()
+        self.excess = 0.0  # largest error in the last comparison; rounding explains at most 1
         self.rate = rate
         self.rng = rng or random.SystemRandom()
         self._open_graph = open_graph
@@ -372,6 +373,7 @@ class Auditor:
                 for key, one in returned.items()
             }
 
+        self.excess = 0.0
         compared = {narrow: comparisons(wanted, narrow=narrow)}
         if len(roundings(work)) > 1 and any(one.excess > 1 for one in compared[narrow].values()):
             compared[not narrow] = comparisons(repeat(Rounding(not narrow)), narrow=not narrow)
@@ -383,6 +385,7 @@ class Auditor:
             self._explain(ways, repeat)
             excesses = {way: max(one.excess for one in each.values()) for way, each in ways.items()}
             self._narrow[device] = best = min(excesses, key=excesses.__getitem__)
+            self.excess = max(self.excess, excesses[best])
             if not self._evidence[device].add(excesses[best]):
                 continue
             self.counters.faults += 1

@@ -6,8 +6,9 @@ steps since the snapshot before.
 
 If a device returned something wrong, training rolls back to the last *verified* snapshot, which is
 in a file until a newer one is verified. A snapshot is verified when, since it arrived, an audit of
-each stage has found no fault. So a device that falsifies results in all steps cannot have changed a
-verified snapshot. One that does so in a few steps may have, if no audit covered these steps.
+each stage has found nothing but rounding. So a device that falsifies results in all steps cannot
+have changed a verified snapshot. One that does so in a few steps may have, if no audit covered
+these steps.
 
 Only the server repeats, so no two devices ever contradict each other. A device is blamed if what
 the server began with is certainly what the device began with: the snapshot before is the server's
@@ -77,6 +78,18 @@ class ReplayCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class _Findings:
+    """What the audit of a stage found.
+
+    Attributes:
+        proves: whether all results were compared, and rounding explains all differences.
+    """
+
+    faults: Sequence[Fault]
+    proves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Audit:
     """Audits of some stages between two snapshots, in progress.
 
@@ -89,7 +102,7 @@ class _Audit:
     end: SavedState
     layers: Mapping[int, range]
     holders: Mapping[int, Holding]
-    faults: Future[dict[int, list[Fault]]]
+    findings: Future[dict[int, _Findings]]
 
 
 class ReplayAudits:
@@ -208,14 +221,16 @@ class ReplayAudits:
             end,
             layers,
             {n: snapshot.holders[n] for n in chosen},
-            self._thread.submit(self._faults, replays),
+            self._thread.submit(self._findings, replays),
         )
         self._collect(wait=self._waits)
 
-    def _faults(self, replays: Sequence[StageReplay]) -> dict[int, list[Fault]]:
-        """Audit stages. Return the faults by stage number. Runs in the thread."""
-        began_s = time.perf_counter()
-        found = {each.number: each.faults(self._auditor) for each in replays}
+    def _findings(self, replays: Sequence[StageReplay]) -> dict[int, _Findings]:
+        """Audit stages. Return what was found, by stage number. Runs in the thread."""
+        began_s, found = time.perf_counter(), dict[int, _Findings]()
+        for each in replays:
+            faults, whole = each.faults(self._auditor), all(one.squares for one in each.returned)
+            found[each.number] = _Findings(faults, whole and self._auditor.excess <= 1)
         self.counters.spent_s += time.perf_counter() - began_s
         return found
 
@@ -235,20 +250,20 @@ class ReplayAudits:
     def _collect(self, *, wait: bool) -> None:
         """Use the results of the audits in progress, if they have ended."""
         audit = self._audit
-        if audit is None or not (wait or audit.faults.done()):
+        if audit is None or not (wait or audit.findings.done()):
             return
-        found, self._audit = audit.faults.result(), None
-        if faults := [fault for each in found.values() for fault in each]:
+        found, self._audit = audit.findings.result(), None
+        if faults := [fault for each in found.values() for fault in each.faults]:
             blamed = [
                 fault
                 for number, each in found.items()
-                for fault in each
+                for fault in each.faults
                 if fault.device == audit.holders[number].device and _is_certain(audit, number)
             ]
             # A device whose results others used may only have passed on a mistake.
             self._lie = Lie(faults, blamed)
             return
-        for number in found:
+        for number in (number for number, each in found.items() if each.proves):
             layers = {*audit.layers[number]}
             self._audited |= layers
             audit.end.sound |= layers & audit.start.sound
