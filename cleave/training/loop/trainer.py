@@ -422,19 +422,18 @@ class Trainer:
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
-                if self.step <= self._done:  # it only repeated this server's part of a logged step
-                    if self.step == self._unjudged:
-                        self._judge(self.evaluate())
+                if self.step < self._done:  # it only repeated this server's part of a logged step
                     continue
-                self._report(record)
+                loss = record.loss
+                first_loss = loss if math.isnan(first_loss) else first_loss
+                if is_new := self.step > self._done:
+                    self._report(record)
+                    tokens += record.tokens
                 if self.step == job.steps and self.fleet is not None:
                     self.fleet.settle()
-                loss = record.loss
-                tokens += record.tokens
-                first_loss = loss if math.isnan(first_loss) else first_loss
-                if self._evaluates_after(self.step):
+                if self._evaluates_after(self.step) and (is_new or self.step == self._unjudged):
                     self._judge(self.evaluate())
-                if self._samples_after(self.step):
+                if self._samples_after(self.step) and is_new:
                     self._sample()
             except RolledBackError as error:
                 self._go_back(error.steps)
