@@ -39,6 +39,8 @@ METHODS: Final = {  # the description of each method in the report
     "attention as above",
     "cleave-stages": "whole layers on devices for a step as this project plans them, all traffic "
     "through the parameter server (PS)",
+    "diloco": "whole models that devices train alone; weights are exchanged every 50 steps through "
+    "the PS; not exact",
     "dtfm": "DT-FM, data and pipeline parallel over peers; `(formula)` its published cost, "
     "`(pipelined)` all communication overlapped, `(serial)` nothing overlapped",
     "dtfm-all": "the same with every device that is offered, also where fewer are faster",

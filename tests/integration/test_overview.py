@@ -110,7 +110,7 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
         assert first["job"]["next_record"] == second["job"]["first_record"] == job["next_record"]
         again = here("dashboard", "--data", str(data))
         assert again.stdout.strip() == listening["dashboard_url"]
-        assert "▀" in again.stderr
+        assert "▀" not in again.stderr  # no phone could open it: the server is on loopback
         parts = urlsplit(listening["dashboard_url"])
         with urlopen(f"http://{parts.netloc}/metrics", timeout=PATIENCE_S) as reply:
             shown = reply.read().decode()
