@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Self, TypeAlias
 
-import msgpack
+import msgspec
 
 from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import GradientWanted, InputWanted, OutputReady
@@ -69,10 +69,11 @@ class StoredStep:
             "dx": [*self.dx],
             "sizes": [part.nbytes for part in parts],
         }
-        header, sum32 = msgpack.packb(described), 0
-        for part in (_LENGTH.pack(len(header)), header, *parts):
+        header, sum32 = msgspec.msgpack.encode(described), 0
+        head = _LENGTH.pack(len(header)) + header
+        for part in (memoryview(head), *parts):
             sum32 = zlib.crc32(part, sum32)
-            yield memoryview(part)
+            yield part
         yield memoryview(_CHECKSUM.pack(sum32))
 
     @classmethod
@@ -95,7 +96,7 @@ class StoredStep:
             return None
         (length,) = _LENGTH.unpack_from(body)
         begin = _LENGTH.size + length
-        said = msgpack.unpackb(body[_LENGTH.size : begin], strict_map_key=False)
+        said = msgspec.msgpack.decode(body[_LENGTH.size : begin])
         payloads = iter(_cut(body[begin:], said["sizes"]))
         arrays = iter(
             [
