@@ -19,15 +19,17 @@ from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_run import GraphRun, Kept
 from cleave.scheduler.stages.work import RequestKind, StageOrder
+from cleave.training.loop import trainer
 from cleave.training.loop.checkpoint import load_latest
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import Record
-from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, LOG, REST, RunFolder, held_steps
 from cleave.training.loop.trainer import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.stage_plans import StagePlans
+from cleave.training.stages.step_log import LogFolder
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
@@ -35,7 +37,7 @@ from tests.graphs.models import small_model
 from tests.invariants import check_state
 from tests.training.runs import losses, nightly, notes_of
 from tests.training.test_resident import ADAMW, MOST, SGD, Run, plain_losses, same_weights
-from tests.training.test_resident_resume import job_of
+from tests.training.test_resident_resume import KilledError, job_of
 from tests.training.test_staged import batches
 from tests.training.test_suspicion import Lie, Lying, dx, output
 
@@ -238,6 +240,29 @@ def test_a_negative_sum_of_squares_is_refused() -> None:
         mine = run.all_losses(given)
     assert lie.told
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
+def test_a_server_killed_while_it_goes_back_does_not_resume_from_the_lie(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    """It is about to remove the checkpoints with the lie, and has written one without."""
+
+    def killed(where: Path, _: Any) -> None:
+        if where.name == CHECKPOINTS:
+            raise KilledError
+
+    job = job_of(corpus_file, audit=0.5, checkpoint_every=4, steps=12)
+    folder = RunFolder(tmp_path)
+    snapshots = mock.patch.object(StagePlans, "snapshot_interval", return_value=2)
+    late = mock.patch.object(ReplayAudits, "_draws", lambda self, _: self._state.position >= 10)
+    killing = mock.patch.object(trainer, "remove_checkpoints", killed)
+    lie = Falsified(state, 1.01, after=20)
+    lie.device = 3  # which has all layers
+    with fleet_of(lie) as fleet, snapshots, late, killing, pytest.raises(KilledError):
+        train(job, folder, TrainContext(fleet, lambda _: None))
+    assert not held_steps(folder.path / LAYERS)
+    assert not held_steps(folder.path / REST)
+    assert not LogFolder(folder.path / LOG).numbers()
 
 
 def test_a_run_folder_has_nothing_of_a_lie(tmp_path: Path, corpus_file: Path) -> None:

@@ -10,16 +10,21 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from cleave.training.loop import resident_files, trainer
+from cleave.training.loop.checkpoint import DamagedCheckpointError, save_checkpoint, set_aside
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.resident_files import ResidentFiles, load_resident
 from cleave.training.loop.run_folder import (
+    BEST,
     CHECKPOINTS,
     LAYERS,
     LOG,
     RESIDENT,
+    REST,
     RunFolder,
     held_steps,
     resumable_step,
@@ -28,8 +33,9 @@ from cleave.training.loop.trainer import train
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.step_log import LogFolder
+from cleave.workload.models.build import load_folder
 from emulator.virtual import emulated
-from tests.training.runs import losses, nightly
+from tests.training.runs import losses, nightly, save_model
 
 STEPS = 9
 
@@ -71,7 +77,7 @@ class Killer:
         return call
 
 
-def run(job: JobSpec, folder: RunFolder, devices: int = 2) -> list[Record]:
+def run(job: JobSpec, folder: RunFolder, devices: int = 2, **how: Any) -> list[Record]:
     """Train, or resume, on a fleet of new devices."""
     seen: list[Record] = []
     resume = folder.config_path.exists()
@@ -79,7 +85,7 @@ def run(job: JobSpec, folder: RunFolder, devices: int = 2) -> list[Record]:
         emulated(devices, seed=devices) as fleet,
         mock.patch.object(StagePlans, "snapshot_interval", return_value=2),
     ):
-        train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True)
+        train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True, **how)
     return seen
 
 
@@ -186,3 +192,102 @@ def test_without_checkpoints_nothing_is_kept(tmp_path: Path, corpus_file: Path) 
     folder = RunFolder(tmp_path)
     run(job_of(corpus_file, checkpoint_every=0), folder)
     assert not (folder.path / RESIDENT).exists()
+
+
+def test_two_halves_of_a_checkpoint_are_of_one_process(tmp_path: Path) -> None:
+    """One half was damaged, and the process after that was killed before it wrote both."""
+    here = RunFolder(tmp_path).path
+    for name in (LAYERS, REST):
+        save_checkpoint(here / name, step=4, tensors={name: torch.ones(3)}, meta={})
+    (here / REST / "step-000004" / "tensors.safetensors").write_bytes(b"damaged")
+    damaged: list[DamagedCheckpointError] = []
+    assert load_resident(here, damaged.append) is None
+    set_aside(damaged[0].path)
+    files = ResidentFiles(here, None, print)
+    files.follow(4, 2, 4, ({LAYERS: torch.zeros(3)}, {REST: torch.zeros(3)}), {})
+    files.close()
+    assert held_steps(here / REST) == [4]
+    assert load_resident(here, print) is None
+
+
+def test_the_newer_of_two_folders_for_a_step_is_used(tmp_path: Path) -> None:
+    """One that could not be removed after it was replaced is left."""
+    for name, value in (("step-000004.replaced", 1.0), ("step-000004", 2.0)):
+        made = save_checkpoint(
+            tmp_path / "made", step=4, tensors={"x": torch.full((3,), value)}, meta={}
+        )
+        (tmp_path / REST).mkdir(parents=True, exist_ok=True)
+        made.rename(tmp_path / REST / name)
+    save_checkpoint(tmp_path / LAYERS, step=4, tensors={"y": torch.ones(3)}, meta={})
+    found = load_resident(tmp_path, print)
+    assert found is not None
+    assert found.tensors["x"][0] == 2.0
+
+
+def test_snapshots_that_never_arrive_leave_no_files(tmp_path: Path) -> None:
+    """Because devices that return them leave."""
+    tensors = {"y": torch.ones(3)}, {"x": torch.ones(3)}
+    files = ResidentFiles(tmp_path, None, print)
+    files.follow(0, 0, None, tensors, {})
+    for step in range(2, 12, 2):
+        files.follow(step, 0, step, tensors, {})
+    files.wait()
+    assert held_steps(tmp_path / REST) == [10, 0]
+    files.follow(12, 10, 12, tensors, {})  # one has arrived, and the next one has begun
+    files.close()
+    assert held_steps(tmp_path / REST) == [12, 10]
+    assert held_steps(tmp_path / LAYERS) == [10]
+
+
+def test_fewer_steps_than_done_still_leave_a_checkpoint(tmp_path: Path, corpus_file: Path) -> None:
+    """Export and `cleave generate` use the folder of checkpoints only."""
+    job, folder = job_of(corpus_file, checkpoint_every=20, schedule="constant"), RunFolder(tmp_path)
+    killed(job, folder, 6)
+    base = max(held_steps(folder.path / LAYERS))
+    assert not held_steps(folder.path / CHECKPOINTS)
+    run(replace(job, steps=base), folder)
+    assert held_steps(folder.path / CHECKPOINTS) == [base]
+    assert not held_steps(folder.path / LAYERS)
+
+
+def test_records_that_a_power_loss_took_are_written_again(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    job, folder = job_of(corpus_file, checkpoint_every=20), RunFolder(tmp_path)
+    killed(job, folder, 6)
+    assert max(held_steps(folder.path / LAYERS)) == 4
+    lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'"step": 5' not in line]
+    folder.metrics_path.write_bytes(b"".join(kept) + b"\0\0\0\n")
+    run(job, folder)
+    assert recorded(folder, "step") == [*range(1, STEPS + 1)]
+    assert recorded(folder, "eval") == [4, 8, 9]
+
+
+def test_the_best_checkpoint_is_not_lost(tmp_path: Path, corpus_file: Path) -> None:
+    """The run is killed between a held-out loss and its checkpoint."""
+    job = job_of(corpus_file, checkpoint_every=20, eval_every=20, keep_best=True)
+    folder = RunFolder(tmp_path)
+    killing = mock.patch.object(trainer, "save_checkpoint", side_effect=KilledError)
+    with killing, pytest.raises(KilledError):
+        run(job, folder)
+    run(job, folder)
+    assert recorded(folder, "eval") == [STEPS]
+    assert held_steps(folder.path / BEST) == [STEPS]
+
+
+def test_the_log_is_not_used_with_other_frozen_weights(tmp_path: Path, corpus_file: Path) -> None:
+    """The devices' passes would be others than those whose results are in the log."""
+    made = save_model(tmp_path, "llama")
+    job = job_of(corpus_file, model=str(made), checkpoint_every=20, lora="r=2")
+    folder = RunFolder(tmp_path / "run")
+    killed(job, folder, 6)
+    base = max(held_steps(folder.path / LAYERS))
+    config = (made / "config.json").read_bytes()
+    other, _ = load_folder(made)
+    with torch.no_grad():
+        other.get_parameter("model.layers.1.mlp.up_proj.weight").add_(0.01)
+    other.save_pretrained(made)
+    (made / "config.json").write_bytes(config)
+    seen = run(job, folder, accept_changes=True)
+    assert next(record.step for record in seen if isinstance(record, StepRecord)) == base + 1

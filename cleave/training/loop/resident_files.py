@@ -11,7 +11,7 @@ A thread writes the first two, because the tensors change only when the next upd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
@@ -39,7 +39,7 @@ class ResidentFiles:
     """Writes the files of one run.
 
     Args:
-        run: the run folder.
+        run: the run folder, of which incomplete checkpoints after `step` are removed.
         step: the step from which the run begins or resumes; None if no checkpoint has it.
         note: called with messages for the user.
 
@@ -55,6 +55,9 @@ class ResidentFiles:
         self._note = note
         self._thread = ThreadPoolExecutor(1, "cleave-snapshot")
         self._writing: list[Future[None]] = []
+        # If one half of a later checkpoint was damaged, this process may write that half anew.
+        for name in (LAYERS, REST):
+            remove_checkpoints(run / name, lambda each: each > self._base)
 
     def follow(
         self,
@@ -78,15 +81,22 @@ class ResidentFiles:
         """
         layers, rest = tensors
         if step in (snapshot, under_way) and step > max(self._base, self._rest):
-            self._write(REST, step, rest, meta)
+            self._write(REST, step, rest, meta, {snapshot, step})
             self._rest = step
         if snapshot > self._base and snapshot <= self._rest:
-            self._write(LAYERS, snapshot, layers, {})
+            self._write(LAYERS, snapshot, layers, {}, set())
             self._base = snapshot
 
     def _write(
-        self, name: str, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+        self,
+        name: str,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        wanted: Set[int],
     ) -> None:
+        """Let the thread write a checkpoint. `wanted`: steps whose files in `rest` are needed."""
+
         def write() -> None:
             if name == LAYERS and step not in held_steps(self._run / REST):
                 return  # the disk was full
@@ -96,6 +106,9 @@ class ResidentFiles:
             save_checkpoint(folder, step=step, tensors=tensors, meta=meta, keep=_ALL)
             if name == LAYERS:
                 self._remove(step)
+            else:  # devices never returned the snapshots for which other files were written
+                needed = {*held_steps(self._run / LAYERS), *wanted}
+                remove_checkpoints(folder, lambda each: each not in needed)
 
         self._writing.append(self._thread.submit(write))
 
@@ -154,7 +167,8 @@ def load_resident(
     Raises:
         CleaveError: if a checkpoint that may be intact cannot be read.
     """
-    rests = {step_of(path): path for path in newest_first(run / REST)}
+    # Of two folders for a step, the last one here, which is the newer one, is used.
+    rests = {step_of(path): path for path in reversed(newest_first(run / REST))}
     for path in newest_first(run / LAYERS):
         if (step := step_of(path)) not in rests:
             continue

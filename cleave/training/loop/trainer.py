@@ -184,7 +184,7 @@ def _train(
     accept_changes: bool,
 ) -> DoneRecord:
     damaged: list[DamagedCheckpointError] = []
-    checkpoint = None
+    checkpoint = resident = None
     if resume:
         checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
         resident = load_resident(run.path, damaged.append)
@@ -223,7 +223,8 @@ def _train(
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
-            trainer.restore(checkpoint, changed, accept_changes=accept_changes)
+            changed += trainer.restore(checkpoint, changed, accept_changes=accept_changes)
+            trainer.in_checkpoints = checkpoint is not resident
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
             context.note("no checkpoint found: starting from the beginning")
@@ -341,6 +342,7 @@ class Trainer:
         self.folder = run
         self.trackers = Trackers({}, self.context.note)
         self.saved: int | None = None  # step of the last checkpoint
+        self.in_checkpoints = True  # whether it is in the folder of checkpoints
         self.saved_s = context.clock()
         self.heldout = HeldOut()
         self.kept_loss = math.inf  # held-out loss of the checkpoint in best/
@@ -414,6 +416,8 @@ class Trainer:
             note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
             note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
+            if self.ranks.agree(self._checkpoint_due(stopped=False))[0]:
+                self.save()  # the checkpoint was only among the files of `ResidentFiles`
         began_s, first = time.perf_counter(), self._counters()
         resumed_after = max(self.step, self._done)
         first_loss = loss = math.nan
@@ -445,7 +449,7 @@ class Trainer:
                     note("a server has no device left; the others do its part of the step")
             ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
             stopped = self.step < job.steps and ends
-            if self.ranks.agree(self._checkpoint_due(stopped))[0]:
+            if self.ranks.agree(self._checkpoint_due(stopped=stopped))[0]:
                 self.save()
             elif (journal := self.journal) is not None:
                 size_bytes = sum(tensor.nbytes for tensor in self._tensors().values())
@@ -620,14 +624,14 @@ class Trainer:
         self.optimizer.forget_gradients()
         self._early = None
         self.context.note(f"going back to step {self.step}, the last one without falsified results")
+        if self._resident is not None:
+            self._resident.begin_again()
         if (self.saved or 0) > self.step:
             self._save(CHECKPOINTS, keep=_ALL)
             remove_checkpoints(self.folder.path / CHECKPOINTS, lambda step: step > self.step)
             self.saved = self.step
         self._logged, self._done, self._unjudged = [], 0, 0
-        if self._resident is not None:
-            self._resident.begin_again()
-            self._keep_resident()
+        self._keep_resident()
         self.wind_back(comparable=True, log=False)
 
     def _diverged(self, when: str, found: str) -> DivergedError:
@@ -829,12 +833,12 @@ class Trainer:
         if self.fleet is not None:
             self.fleet.sync()
 
-    def _checkpoint_due(self, stopped: bool) -> bool:
+    def _checkpoint_due(self, *, stopped: bool) -> bool:
         interval = self.job.interval
-        if not interval or self.saved == self.step:
+        if not interval or (self.saved == self.step and self.in_checkpoints):
             return False
         since_s = self.context.clock() - self.saved_s
-        ended = self.step == self.job.steps
+        ended = self.step >= self.job.steps
         return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
@@ -850,6 +854,7 @@ class Trainer:
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self.context.note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
+        self.in_checkpoints = True
         self._remove_old_best()
         if self.journal is not None:
             self.journal.covered(self.step)
@@ -892,7 +897,6 @@ class Trainer:
 
     def _judge(self, loss: float) -> None:
         """Report a held-out loss. With `keep_best`, write a checkpoint after a new lowest loss."""
-        self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
             self.context.note(
@@ -903,6 +907,8 @@ class Trainer:
             self._save(BEST, keep=_ALL)
             self.kept_loss = loss
             self._remove_old_best()
+        # Only now: a resumed run does not evaluate again what has a record.
+        self._report(EvalRecord(self.step, loss))
 
     def _remove_old_best(self) -> None:
         """Keep only the newest best checkpoint and the newest one that a resumed run can keep.
@@ -940,21 +946,26 @@ class Trainer:
 
     def restore(
         self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
-    ) -> None:
+    ) -> list[str]:
         """Load weights, optimizer state and the position in the data from a checkpoint.
 
         If the training text is among the `changed` inputs, the new text is read from its beginning.
+
+        Returns:
+            Names of further changed inputs: `FROZEN` if the frozen weights have changed.
 
         Raises:
             CleaveError: if the checkpoint belongs to another model, or if frozen weights have
                 changed and `accept_changes` is False.
         """
+        found: list[str] = []
         try:
             check_frozen(self.model, checkpoint.meta, self.job.model)
         except CleaveError:
             if not accept_changes:
                 raise
             self.context.note("continuing with other frozen weights than before")
+            found.append(FROZEN)
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # free other servers' weights before optimizer state is allocated
         scale = self.optimizer.scale
@@ -969,6 +980,7 @@ class Trainer:
             self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self._data = {checkpoint.step: self.loader.state()}
         self.step = self.saved = checkpoint.step
+        return found
 
     def wind_back(self, *, comparable: bool, log: bool) -> None:
         """Remove records and best checkpoints of steps that are done again.
@@ -1005,11 +1017,15 @@ class Trainer:
         self.context.note(
             f"the steps until step {last} are in the log: devices rebuild their state from it"
         )
-        # The process may have ended before it recorded the last step, or evaluated the model.
-        events = {r.get("event") for r in self.folder.records() if r.get("step") == last}
-        self._done = last if "step" in events else last - 1
-        if self._evaluates_after(self._done) and "eval" not in events:
-            self._unjudged = last
+        # The process may have ended before it recorded the last step, or evaluated the model. After
+        # a power loss, more records may be lost.
+        self.patience.insist(lambda: self.folder.rewind(_ALL))  # remove damaged lines
+        records = [(r.get("event"), r.get("step")) for r in self.folder.records()]
+        self._done = self.step
+        while ("step", self._done + 1) in records and self._done < last:
+            self._done += 1
+        if self._evaluates_after(self._done) and ("eval", self._done) not in records:
+            self._unjudged = self._done
 
     def _share_weights(self) -> None:
         """If the servers shard the weights, free the weights that other servers own."""
