@@ -1020,7 +1020,7 @@ class Trainer:
         # The process may have ended before it recorded the last step, or evaluated the model. After
         # a power loss, more records may be lost.
         self.patience.insist(lambda: self.folder.rewind(_ALL))  # remove damaged lines
-        records = [(r.get("event"), r.get("step")) for r in self.folder.records()]
+        records = {(r.get("event"), r.get("step")) for r in self.folder.records()}
         self._done = self.step
         while ("step", self._done + 1) in records and self._done < last:
             self._done += 1
