@@ -49,8 +49,10 @@ def test_each_run_rounds_otherwise_within_the_amplitude(
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [8, 4])
     wanted, found = runs_of(model, open_graph)
     for one in found:
-        off = np.abs(one / wanted - 1)
-        assert 0.5 * AMPLITUDE < off.max() < 1.01 * AMPLITUDE
+        off, size = np.abs(one - wanted), np.abs(wanted)
+        assert (off / size).max() > 0.5 * AMPLITUDE
+        # Two libraries add up in different orders, which matters most where terms cancel.
+        assert (off < 1.01 * AMPLITUDE * size + 1e-6).all()
     assert not np.array_equal(found[0], found[1])
 
 
