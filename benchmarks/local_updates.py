@@ -44,7 +44,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.workload.models.build import load_model, resolve_model
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes

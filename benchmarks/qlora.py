@@ -106,7 +106,7 @@ def for_real(sequence: int) -> bool:
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
 
     losses: list[float] = []
     seconds: list[float] = []

@@ -41,7 +41,7 @@ def serve(
     from cleave.training.loop.inputs import prepare
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
     from cleave.training.servers.ranks import Alone, Ranks, TorchRanks
 
     torch.set_num_threads(1)

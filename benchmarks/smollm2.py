@@ -26,7 +26,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 
 LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
 DEVICES: Final = 2

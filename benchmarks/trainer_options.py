@@ -30,7 +30,7 @@ from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.workload.models.build import build_model
 
 MODEL: Final = "opt-nano"

@@ -14,7 +14,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 
 
 def steps_on(fleet: Fleet, job: JobSpec, folder: Path) -> list[StepRecord]:

@@ -154,7 +154,7 @@ def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec]
     """The losses of a job in plain PyTorch, in this process."""
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
 
     @cache
     def plain(job: JobSpec) -> list[float]:

@@ -240,7 +240,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
     import ray
 
     from cleave.training.loop.context import TrainContext
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
     from cleave.training.servers.ranks import LostServerError, TorchRanks
 
     shared: SharedJob = config["shared"]

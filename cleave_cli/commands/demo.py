@@ -141,7 +141,7 @@ def _train(
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
 
     def told(record: Record) -> None:
         if isinstance(record, StepRecord):

@@ -29,7 +29,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from tests.fleet.products import submit
 from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event

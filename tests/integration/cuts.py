@@ -15,7 +15,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.transport.listener import GuardedConnection
 from tests.integration.processes import PATIENCE_S

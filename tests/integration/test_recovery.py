@@ -19,7 +19,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import (
     JOIN,

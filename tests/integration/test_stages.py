@@ -37,7 +37,7 @@ from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder, held_steps
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel

@@ -18,7 +18,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.servers import gradient_sums
 from cleave.training.servers.ranks import Alone, Ranks, TorchRanks
 from emulator.virtual import emulated

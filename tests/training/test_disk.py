@@ -26,7 +26,7 @@ from cleave.training.loop.disk import (
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from tests.disks import Disk, small_disk
 from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_checkpoint import full_disk

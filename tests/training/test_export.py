@@ -17,7 +17,7 @@ from cleave.training.loop.checkpoint import load_latest
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.results import export
 from cleave.training.results.export import export_run
 from cleave.training.results.trained import open_trained

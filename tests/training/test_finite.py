@@ -27,7 +27,8 @@ from cleave.training.loop.losses import HeldOut
 from cleave.training.loop.optimizer import LossScale, Optimizer, UpdateRule
 from cleave.training.loop.records import EvalRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import Trainer, train
+from cleave.training.loop.start import train
+from cleave.training.loop.trainer import Trainer
 from cleave_cli.main import app
 from emulator.virtual import emulated
 from tests.training.runs import nightly

@@ -115,7 +115,7 @@ def test_the_context_is_not_longer_than_a_sliding_window(tmp_path: Path, corpus_
 def test_merged_adapters_and_a_chat_template(tmp_path: Path, corpus_file: Path) -> None:
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.job import JobSpec
-    from cleave.training.loop.trainer import train
+    from cleave.training.loop.start import train
 
     source = tmp_path / "source"
     model: Any = small_model("llama", vocab_size=300)

@@ -19,7 +19,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.results.trained import open_trained
 from cleave.workload.models.build import resolve_model
 from cleave_cli.main import app

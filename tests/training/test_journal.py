@@ -23,7 +23,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.journal import Journal
 from cleave.training.loop.records import DoneRecord, Record, StepRecord
 from cleave.training.loop.run_folder import JOURNAL, RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from emulator.virtual import emulated
 from tests.training.runs import losses_of, notes_of, trained
 

@@ -25,7 +25,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import Record
 from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, LOG, REST, RunFolder, held_steps
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.stage_plans import StagePlans

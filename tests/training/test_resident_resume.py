@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,7 +30,7 @@ from cleave.training.loop.run_folder import (
     held_steps,
     resumable_step,
 )
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.step_log import LogFolder
@@ -87,6 +88,11 @@ def run(job: JobSpec, folder: RunFolder, devices: int = 2, **how: Any) -> list[R
     ):
         train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True, **how)
     return seen
+
+
+def state_at(position: int, under_way: int | None) -> Any:
+    """Return a state on devices with one parameter, `y`, after some updates."""
+    return SimpleNamespace(position=position, under_way=under_way, names={"y"})
 
 
 def recorded(folder: RunFolder, event: str) -> list[int]:
@@ -204,7 +210,7 @@ def test_two_halves_of_a_checkpoint_are_of_one_process(tmp_path: Path) -> None:
     assert load_resident(here, damaged.append) is None
     set_aside(damaged[0].path)
     files = ResidentFiles(here, None, print)
-    files.follow(4, 2, 4, ({LAYERS: torch.zeros(3)}, {REST: torch.zeros(3)}), {})
+    files.follow(4, state_at(2, 4), {"model.y": torch.zeros(3), "x": torch.zeros(3)}, {})
     files.close()
     assert held_steps(here / REST) == [4]
     assert load_resident(here, print) is None
@@ -226,14 +232,14 @@ def test_the_newer_of_two_folders_for_a_step_is_used(tmp_path: Path) -> None:
 
 def test_snapshots_that_never_arrive_leave_no_files(tmp_path: Path) -> None:
     """Because devices that return them leave."""
-    tensors = {"y": torch.ones(3)}, {"x": torch.ones(3)}
+    tensors = {"model.y": torch.ones(3), "x": torch.ones(3)}
     files = ResidentFiles(tmp_path, None, print)
-    files.follow(0, 0, None, tensors, {})
+    files.follow(0, state_at(0, None), tensors, {})
     for step in range(2, 12, 2):
-        files.follow(step, 0, step, tensors, {})
+        files.follow(step, state_at(0, step), tensors, {})
     files.wait()
     assert held_steps(tmp_path / REST) == [10, 0]
-    files.follow(12, 10, 12, tensors, {})  # one has arrived, and the next one has begun
+    files.follow(12, state_at(10, 12), tensors, {})  # one has arrived, and the next one has begun
     files.close()
     assert held_steps(tmp_path / REST) == [12, 10]
     assert held_steps(tmp_path / LAYERS) == [10]

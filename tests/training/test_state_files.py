@@ -21,8 +21,8 @@ from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.start import train
 from cleave.training.loop.state_files import StateFiles, check_folder, is_mapped
-from cleave.training.loop.trainer import train
 from tests.disks import small_disk
 from tests.training.test_optimizer import Small, backward
 

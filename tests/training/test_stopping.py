@@ -15,7 +15,7 @@ from cleave.training.loop.inputs import Dataset, prepare
 from cleave.training.loop.job import Interval, JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from emulator.virtual import VirtualRuntime
 from tests.examples import thorough
 from tests.training.runs import nightly, trained

@@ -14,7 +14,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.trainer import train
+from cleave.training.loop.start import train
 from emulator.activity import Activity, Direction, Transfer
 from emulator.virtual import VirtualRuntime
 

@@ -11,8 +11,9 @@ A thread writes the first two, because the tensors change only when the next upd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +29,28 @@ from cleave.training.loop.checkpoint import (
     save_checkpoint,
 )
 from cleave.training.loop.finite import first_not_finite
+from cleave.training.loop.optimizer import Optimizer
 from cleave.training.loop.run_folder import LAYERS, LOG, REST, held_steps, newest_first, step_of
+from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import StoredStep
 
 _ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The steps that an earlier process has logged after the checkpoint from which a run resumes.
+
+    Attributes:
+        steps: the steps.
+        recorded: number of the last step until which all steps have records in the run folder.
+        judged: whether it has the record of an evaluation.
+    """
+
+    steps: Sequence[StoredStep] = ()
+    recorded: int = 0
+    judged: bool = False
 
 
 class ResidentFiles:
@@ -62,9 +80,8 @@ class ResidentFiles:
     def follow(
         self,
         step: int,
-        snapshot: int,
-        under_way: int | None,
-        tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        state: ResidentState,
+        tensors: Mapping[str, Tensor],
         meta: Mapping[str, Any],
     ) -> None:
         """Begin to write what a restarted server needs, if there is anything new.
@@ -73,14 +90,17 @@ class ResidentFiles:
 
         Args:
             step: number of completed steps.
-            snapshot: number of steps in the snapshot.
-            under_way: number of steps in the snapshot that devices are returning, if any.
-            tensors: the tensors of a checkpoint: those of layers in the snapshot, and all others
-                after `step` steps.
+            state: the state on devices.
+            tensors: the tensors of a checkpoint. Those of layers on devices are of the snapshot.
             meta: metadata of a checkpoint after `step` steps.
         """
-        layers, rest = tensors
-        if step in (snapshot, under_way) and step > max(self._base, self._rest):
+        layers: dict[str, Tensor] = {}
+        rest: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            on_devices = Optimizer.parameter_of(name) in state.names
+            (layers if on_devices else rest)[name] = tensor
+        snapshot = state.position
+        if step in (snapshot, state.under_way) and step > max(self._base, self._rest):
             self._write(REST, step, rest, meta, {snapshot, step})
             self._rest = step
         if snapshot > self._base and snapshot <= self._rest:
@@ -133,16 +153,28 @@ class ResidentFiles:
         self._base = self._rest = -1
         self._remove(_ALL)
 
-    def logged(self, step: int, rates: Iterable[float]) -> list[StoredStep]:
+    def logged(
+        self, step: int, rates: Iterable[float], records: Iterable[Mapping[str, Any]]
+    ) -> Logged:
         """Return the steps after `step` that an earlier process has logged. Remove all others.
+
+        It may have ended before it recorded the last ones, or the power failed.
 
         Args:
             rates: the learning rates of the steps that follow. The log ends at another rate.
+            records: the records of the run.
         """
         pairs = zip(self.log.after(step), rates, strict=False)
         found = [each for each, rate in takewhile(lambda pair: pair[0].rate == pair[1], pairs)]
-        self.log.keep(range(step + 1, step + 1 + len(found)))
-        return found
+        last = step + len(found)
+        self.log.keep(range(step + 1, last + 1))
+        if not found:
+            return Logged()
+        events = {(record.get("event"), record.get("step")) for record in records}
+        recorded = step
+        while recorded < last and ("step", recorded + 1) in events:
+            recorded += 1
+        return Logged(found, recorded, ("eval", recorded) in events)
 
     def close(self) -> None:
         """Wait for the thread, and end it."""

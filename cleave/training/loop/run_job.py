@@ -224,7 +224,7 @@ class JobRunner:
     def train(self, request: JobRequest, context: TrainContext) -> None:
         """Train the requested job in a new run folder, or resume the requested run."""
         from cleave.training.loop.inputs import prepare
-        from cleave.training.loop.trainer import train
+        from cleave.training.loop.start import train
 
         spec = request.spec()
         check_memory(spec, self.servers, alone=context.fleet is None)

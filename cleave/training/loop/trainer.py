@@ -1,11 +1,11 @@
-"""The training loop: builds a job's model, trains, evaluates and writes checkpoints."""
+"""The training loop: trains, evaluates and writes checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -33,12 +33,9 @@ from cleave.training.data.batches import (
 from cleave.training.diloco.local_updates import LocalUpdates, local_updates
 from cleave.training.loop.checkpoint import (
     WEIGHTS,
-    DamagedCheckpointError,
     LoadedCheckpoint,
-    load_latest,
     remove_checkpoints,
     save_checkpoint,
-    set_aside,
 )
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
@@ -47,11 +44,6 @@ from cleave.training.loop.finite import DivergedError, check_loss, first_not_fin
 from cleave.training.loop.inputs import (
     FINGERPRINTS,
     Dataset,
-    changes_since,
-    check_alike,
-    check_start,
-    losses_comparable,
-    prepare,
 )
 from cleave.training.loop.job import (
     Decay,
@@ -78,7 +70,7 @@ from cleave.training.loop.records import (
     TextRecord,
     to_dict,
 )
-from cleave.training.loop.resident_files import ResidentFiles, load_resident
+from cleave.training.loop.resident_files import Logged, ResidentFiles
 from cleave.training.loop.run_folder import (
     BEST,
     CHECKPOINTS,
@@ -95,13 +87,10 @@ from cleave.training.lora.adapters import (
     check_frozen,
     fixed_tensors,
     frozen_digest,
-    load_adapted,
     load_trained,
     trained_parameters,
 )
-from cleave.training.lora.quantized import QuantizedLinear
-from cleave.training.lora.spec import LEARNING_RATE, LoraSpec
-from cleave.training.results.export import keep_description
+from cleave.training.lora.spec import LEARNING_RATE
 from cleave.training.results.trained import in_training
 from cleave.training.results.uses import Generation
 from cleave.training.servers.shared_steps import SharedSteps
@@ -110,135 +99,14 @@ from cleave.training.stages.replay_audits import RolledBackError
 from cleave.training.stages.resident import StateStorage
 from cleave.training.stages.staged import NotByStages
 from cleave.training.stages.step_log import LogFolder
-from cleave.training.stages.stored_steps import StoredStep
-from cleave.training.tiles.offload import hold_weights, restore
+from cleave.training.tiles.offload import hold_weights
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from cleave.workload.models.build import enable_checkpointing, load_model
+from cleave.workload.models.build import enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
-_LEAVES_S: Final = 60.0  # maximum wait for the processes of an earlier start to exit
 _SAMPLE_TOKENS: Final = 60
-
-
-def train(
-    job: JobSpec,
-    run: RunFolder,
-    context: TrainContext,
-    *,
-    resume: bool = False,
-    restart: bool = False,
-    accept_changes: bool = False,
-    dataset: Dataset | None = None,
-) -> DoneRecord:
-    """Train a job's model while holding the lock of its run folder.
-
-    Args:
-        run: the folder for configuration, metrics, checkpoints and the loss plot.
-        context: the fleet and the callbacks.
-        resume: whether to resume from the newest intact checkpoint in `run`.
-        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
-        accept_changes: with `resume`, whether to continue although data, tokenizer, chat template,
-            model configuration or frozen weights have changed.
-        dataset: the result of `prepare` for this job; None to call `prepare`.
-
-    Returns:
-        The last record of the run.
-
-    Raises:
-        CleaveError: if training fails for a reason that the user can resolve.
-    """
-    with _locked(run, context):
-        dataset = dataset or prepare(job, context)
-        return _train(job, run, context, dataset, resume, restart, accept_changes)
-
-
-@contextmanager
-def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Lock a run folder on rank 0. If the lock fails, raise CleaveError on every server."""
-    ranks, refused = context.ranks, ""
-    wait_s = _LEAVES_S if ranks.count > 1 else 0.0
-    with ExitStack() as held:
-        if not ranks.rank:
-            patience = context.patience(lambda: 0)
-            try:
-                why = patience.insist(lambda: held.enter_context(run.lock(wait_s)))
-            except CleaveError as error:
-                refused = str(error)
-            else:
-                if why:
-                    context.note(f"{run.path} is not locked ({why}); use it once")
-        if refused := ranks.agree(refused)[0]:
-            raise CleaveError(refused)
-        yield
-
-
-def _train(
-    job: JobSpec,
-    run: RunFolder,
-    context: TrainContext,
-    dataset: Dataset,
-    resume: bool,
-    restart: bool,
-    accept_changes: bool,
-) -> DoneRecord:
-    damaged: list[DamagedCheckpointError] = []
-    checkpoint = resident = None
-    if resume:
-        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
-        resident = load_resident(run.path, damaged.append)
-        if resident and (checkpoint is None or resident.step > checkpoint.step):
-            checkpoint = resident
-    check_alike(context.ranks, checkpoint, dataset)
-    changed: list[str] = []
-    if checkpoint is not None:
-        if checkpoint.step >= job.steps:
-            run.check_unfinished(job.steps)
-        changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
-    elif resume and not restart:
-        check_start(job, run, damaged)
-    for fault in damaged if not context.ranks.rank else ():
-        aside = set_aside(fault.path).name
-        context.note(f"passed over: {fault} It is kept as {aside}.")
-    spec = dataset.source.spec
-    weights = "" if dataset.source.folder else ", with new random weights"
-    context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
-    if job.lora:
-        adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
-        model = adapted.get_base_model()
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        context.note(f"training {trained:,} parameters of adapters")
-        coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
-        if coded:
-            elements = sum(m.in_features * m.out_features for m in coded)
-            frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) + elements
-            width = f"in {int(coded[0].bits)} bits"
-            context.note(f"{elements:,} of {frozen:,} frozen weights are {width}")
-    else:
-        model, spec = load_model(dataset.source, seed=job.seed)
-    # Broadcast the weights: with different PyTorch versions, initial weights could differ.
-    context.ranks.spread([p.detach() for p in model.parameters()], [0] * len([*model.parameters()]))
-    base = checkpoint.step if checkpoint else None
-    trainer = Trainer(job, spec, model, dataset, run, context, base)
-    try:
-        if checkpoint is not None:
-            changed += trainer.restore(checkpoint, changed, accept_changes=accept_changes)
-            trainer.in_checkpoints = checkpoint is not resident
-            context.note(f"resuming after step {checkpoint.step}")
-        elif resume:
-            context.note("no checkpoint found: starting from the beginning")
-        if resume:
-            comparable = losses_comparable(checkpoint, job, changed)
-            trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)
-        trainer.write(lambda: run.write_config(job.to_dict()))
-        anew = bool(changed) or (resume and not base)
-        described = run.path, model, dataset.source, dataset.tokenizer
-        trainer.write(lambda: keep_description(*described, anew=anew))
-        return trainer.run()
-    finally:
-        trainer.close()
-        restore(model)
 
 
 class Trainer:
@@ -304,9 +172,7 @@ class Trainer:
             self._files_on_devices = StateFiles(run.path / RESIDENT, self.patience)
         if self._files_on_devices is not None and job.state == StateMode.DEVICES.value:
             self._files_on_devices.move_parameters(decoder_layers(model))
-        self._logged: list[StoredStep] = []  # steps that an earlier process did after `base`
-        self._done = 0  # number of steps of which the run folder has records
-        self._unjudged = 0  # the last of them, if its evaluation has no record
+        self._logged = Logged()
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
         self._auxiliary = auxiliary_weight(model)
@@ -372,8 +238,7 @@ class Trainer:
         self._checked_alone = False  # whether this server has the memory for steps without stages
         # Counters before weights were sent for the next step, in whose record these bytes count.
         self._early: FleetCounters | None = None
-        # positions in the data before steps to which the run may go back, by number of steps done
-        # The position in the data after some steps, by their number.
+        # Positions in the data after steps to which the run may go back, by their number.
         self._data = {self.step: self.loader.state()}
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
@@ -406,7 +271,7 @@ class Trainer:
         job, note = self.job, self.context.note
         where = str(self.folder.path)
         if not self.ranks.rank:
-            self.context.report(StartRecord(max(self.step, self._done), job.steps, where))
+            self.context.report(StartRecord(self._recorded, job.steps, where))
             self.trackers = Trackers.open(job, self.folder, self.step, note)
             try:
                 self.compared = ComparedRun.of(job, note)
@@ -419,23 +284,25 @@ class Trainer:
             if self.ranks.agree(self._checkpoint_due(stopped=False))[0]:
                 self.save()  # the checkpoint was only among the files of `ResidentFiles`
         began_s, first = time.perf_counter(), self._counters()
-        resumed_after = max(self.step, self._done)
+        resumed_after = self._recorded
         first_loss = loss = math.nan
         tokens, deserted = 0, -1
         stopped = False
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
-                if self.step < self._done:  # it only repeated this server's part of a logged step
+                if (
+                    self.step < self._logged.recorded
+                ):  # it only repeated this server's part of a logged step
                     continue
                 loss = record.loss
                 first_loss = loss if math.isnan(first_loss) else first_loss
-                if is_new := self.step > self._done:
+                if is_new := self.step > self._logged.recorded:
                     self._report(record)
                     tokens += record.tokens
                 if self.step == job.steps and self.fleet is not None:
                     self.fleet.settle()
-                if self._evaluates_after(self.step) and (is_new or self.step == self._unjudged):
+                if self._evaluates_after(self.step) and (is_new or not self._logged.judged):
                     self._judge(self.evaluate())
                 if self._samples_after(self.step) and is_new:
                     self._sample()
@@ -522,7 +389,7 @@ class Trainer:
         if self.fleet is not None and not self._began:
             log = self._resident.log if self._resident is not None else self.folder.path
             files = self._files_on_devices
-            storage = StateStorage(log, files, self.step, self._logged, self._state_changes)
+            storage = StateStorage(log, files, self.step, self._logged.steps, self._state_changes)
             self.fleet.keep_on_devices(self.optimizer, storage)
             self._keep_resident()
         self._began = True
@@ -630,7 +497,6 @@ class Trainer:
             self._save(CHECKPOINTS, keep=_ALL)
             remove_checkpoints(self.folder.path / CHECKPOINTS, lambda step: step > self.step)
             self.saved = self.step
-        self._logged, self._done, self._unjudged = [], 0, 0
         self._keep_resident()
         self.wind_back(comparable=True, log=False)
 
@@ -660,14 +526,8 @@ class Trainer:
     def _keep_resident(self) -> None:
         """Write what a killed server needs to resume after this step, if devices have the state."""
         files, state = self._resident, self.fleet.resident if self.fleet is not None else None
-        if files is None or state is None:
-            return
-        layers: dict[str, Tensor] = {}
-        rest: dict[str, Tensor] = {}
-        for name, tensor in self._tensors().items():
-            on_devices = Optimizer.parameter_of(name) in state.names
-            (layers if on_devices else rest)[name] = tensor
-        files.follow(self.step, state.position, state.under_way, (layers, rest), self._meta())
+        if files is not None and state is not None:
+            files.follow(self.step, state, self._tensors(), self._meta())
 
     def _state_changes(self) -> None:
         if self._resident is not None:
@@ -990,7 +850,7 @@ class Trainer:
             log: whether logged steps have the same settings and inputs.
         """
         self._find_logged(usable=log)
-        done = max(self.step, self._done)
+        done = self._recorded
         if not self.ranks.rank:
             if lost := self.patience.insist(lambda: self.folder.rewind(done)):
                 several = f"steps {done + 1} to {lost} are" if lost > done + 1 else ""
@@ -1005,27 +865,24 @@ class Trainer:
 
     def _find_logged(self, *, usable: bool) -> None:
         """Find the steps that an earlier process logged after the checkpoint, and remove others."""
+        self._logged = Logged()
         if self._resident is None or not usable:
             if not self.ranks.rank:
                 LogFolder(self.folder.path / LOG).keep(range(0))
             return
-        rates = map(self.schedule.rate, range(self.step, self.job.steps))
-        self._logged = self._resident.logged(self.step, rates)
-        if not self._logged:
-            return
-        last = self.step + len(self._logged)
-        self.context.note(
-            f"the steps until step {last} are in the log: devices rebuild their state from it"
-        )
-        # The process may have ended before it recorded the last step, or evaluated the model. After
-        # a power loss, more records may be lost.
         self.patience.insist(lambda: self.folder.rewind(_ALL))  # remove damaged lines
-        records = {(r.get("event"), r.get("step")) for r in self.folder.records()}
-        self._done = self.step
-        while ("step", self._done + 1) in records and self._done < last:
-            self._done += 1
-        if self._evaluates_after(self._done) and ("eval", self._done) not in records:
-            self._unjudged = self._done
+        rates = map(self.schedule.rate, range(self.step, self.job.steps))
+        self._logged = self._resident.logged(self.step, rates, self.folder.records())
+        if steps := len(self._logged.steps):
+            self.context.note(
+                f"the steps until step {self.step + steps} are in the log: devices rebuild their "
+                f"state from it"
+            )
+
+    @property
+    def _recorded(self) -> int:
+        """Return the number of steps that this process has done or need not record."""
+        return max(self.step, self._logged.recorded)
 
     def _share_weights(self) -> None:
         """If the servers shard the weights, free the weights that other servers own."""
