@@ -50,10 +50,11 @@ class StateFiles:
         Raises:
             CleaveError: if a file cannot be written. The tensor then remains in memory.
         """
-        for key, value in state.items():
-            if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
-                continue
-            state[key] = self._patience.insist(partial(self._mapped, value))
+        large = (k for k, v in state.items() if isinstance(v, Tensor) and v.nbytes >= LEAST_BYTES)
+        if moved := [key for key in large if not is_mapped(state[key])]:
+            for key in moved:
+                state[key] = self._patience.insist(partial(self._mapped, state[key]))
+            return_free_memory()
 
     def move_parameters(self, modules: Iterable[nn.Module]) -> None:
         """Move the trained parameters of modules to files, before anything else needs memory."""
@@ -63,7 +64,6 @@ class StateFiles:
                     moved: dict[str, Any] = {"": parameter.data}
                     self.move(moved)
                     parameter.data = moved[""]
-        return_free_memory()
 
     def _mapped(self, tensor: Tensor) -> Tensor:
         try:
