@@ -43,8 +43,6 @@ MAY = {  # who else may call what, and why
     "cleave/training/loop/journal.py": {"rename"},  # of what is no journal, to a name that is free
     # A map needs a file; it is made under a name that nothing has, and deleted.
     "cleave/training/loop/state_files.py": {"NamedTemporaryFile", "TemporaryFile", "truncate"},
-    "cleave/training/stages/step_log.py": {"TemporaryFile"},
-    "cleave/training/stages/saved_state.py": {"TemporaryFile"},
     # SQLite opens its files itself, after `open_to_change` looked at the database.
     "cleave/server/store/store.py": {"connect"},
     # Their writers have names of their own for each file, within a folder that is no link.

@@ -448,7 +448,7 @@ def test_a_full_disk_keeps_the_log_in_memory(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(step_log, "write_all", full)
+    monkeypatch.setattr(step_log, "mapped_copy", full)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
         run = Run(model, fleet, log=tmp_path, note=print)

@@ -27,7 +27,7 @@ from cleave.graphs.noise import noisy, with_narrow_products
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import (
@@ -567,9 +567,7 @@ def _arrays(held: Mapping[str, StageArray]) -> dict[str, Array]:
 
 def _array(given: StageArray) -> Array:
     if given.dtype in NUMPY_DTYPES:
-        payload = given.payload
-        held = payload if isinstance(payload, bytes | memoryview) else payload.pack()
-        return np.frombuffer(held, NUMPY_DTYPES[given.dtype])
+        return np.frombuffer(packed(given.payload), NUMPY_DTYPES[given.dtype])
     return floats(given.payload, given.rows, given.columns, DType(given.dtype))
 
 

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.arrays import packed
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import Holding, Snapshot
-from cleave.scheduler.stages.work import LoggedStep, StepWork
+from cleave.scheduler.stages.work import LoggedStep
 from cleave.training.stages.audits import Auditor, Fault
 from cleave.training.stages.resident import ResidentState
-from cleave.training.stages.saved_state import ReturnedStep, SavedBytes, SavedState
-from cleave.training.stages.stage_replay import StageReplay, others_than_logged
+from cleave.training.stages.saved_state import SavedState, SavedTensors
+from cleave.training.stages.stage_replay import ReturnedStep, StageReplay
+from cleave.training.stages.stored_steps import StoredStep
 
 
 class RolledBackError(Exception):
@@ -131,8 +131,6 @@ class ReplayAudits:
         self._folder, self._waits, self._note = folder, waits, note
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
         self._returned: list[ReturnedStep] = []  # of the steps in the log
-        # Parameters that devices lack, and their optimizer state, after an earlier step.
-        self._own: tuple[int, SavedBytes, frozenset[str]] | None = None
         self.keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
         self._base.sound.update(state.layers)
@@ -157,40 +155,22 @@ class ReplayAudits:
 
         `position` is the number of updates until now.
         """
-        tensors = self._state.own_tensors()
-        saved = SavedBytes.of_tensors(self._folder, tensors, self._note)
-        self._own = position, saved, frozenset(tensors)
+        own = SavedTensors(self._folder, self._state.own_tensors(), self._note)
+        self._own = position, own
 
-    def add(self, work: StepWork, result: StepResult, position: int) -> None:
-        """Remember what devices returned in a step that was added to the log.
+    def add(self, result: StepResult, stored: StoredStep) -> None:
+        """Remember what devices returned in the last step of the log.
 
-        The other parameters have not been updated yet in this step.
-
-        Args:
-            position: number of all updates before the step.
+        The parameters that are not on devices must not have been updated in this step yet.
         """
-        kept: dict[str, dict[tuple[int, int], Any]] = {"y": {}, "dx": {}}
-        for what, key, payload in others_than_logged(result.records, work.ps_after):
-            kept[what][key] = payload
-        arrays = [((what, *key), payload) for what in kept for key, payload in kept[what].items()]
-        saved = SavedBytes(self._folder, ((key, packed(each)) for key, each in arrays), self._note)
-        records = list(enumerate(result.records))
-        self._returned.append(
-            ReturnedStep(
-                {key: saved["y", *key] for key in kept["y"]},
-                {key: saved["dx", *key] for key in kept["dx"]},
-                {(n, batch): d for n, one in records for batch, d in one.forward_by.items()},
-                {(n, batch): d for n, one in records for batch, d in one.backward_by.items()},
-                dict(enumerate(result.squares)),
-            )
-        )
-        snapshot = result.snapshot
-        if position in (result.fetching, snapshot.position if snapshot is not None else None):
-            self.keep_own(position)
+        self._returned.append(ReturnedStep.of(result, stored))
+        snapshot, before = result.snapshot, self._state.updates - 1
+        if before in (result.fetching, snapshot.position if snapshot is not None else None):
+            self.keep_own(before)
 
     def repeated(self) -> None:
         """Remember a step that an earlier process did. Only the state after it can be audited."""
-        self._returned.append(ReturnedStep({}, {}, {}, {}, {}))
+        self._returned.append(ReturnedStep())
 
     def taken(self, snapshot: Snapshot, steps: Sequence[LoggedStep]) -> None:
         """Copy a new snapshot, and audit some of the stages.
@@ -274,18 +254,17 @@ class ReplayAudits:
         """Restore the last verified state. Return the number of steps to repeat."""
         base, self._lie, self._audit = self._base, None, None
         steps = self._state.restore(base)
-        self._own = base.position, base.own, frozenset(base.own_names)
+        self._own = base.position, base.own
         self._last, self._candidate, self._returned, self._all = base, None, [], True
         self.counters.rollbacks += 1
         return steps
 
     def _saved(self, position: int, lineages: frozenset[Any]) -> SavedState:
         """Copy the snapshot of the `ResidentState`."""
-        assert self._own is not None
-        at, own, names = self._own
+        at, own = self._own
         assert at == position, f"own parameters are those after update {at}, not {position}"
-        layers = SavedBytes.of_tensors(self._folder, self._state.tensors, self._note)
-        return SavedState(position, layers, own, names, lineages)
+        layers = SavedTensors(self._folder, self._state.tensors, self._note)
+        return SavedState(position, layers, own, lineages)
 
 
 def _is_certain(audit: _Audit, number: int) -> bool:

@@ -198,12 +198,12 @@ class ResidentState:
         """Add the next stored step to the log."""
         self.log.repeat(work, self._resident, self._stored.popleft())
 
-    def add(self, work: StepWork, result: StepResult, step: StoredStep) -> None:
-        """Add a completed step, whose updates all devices have done, to the log."""
-        self.log.add(self.updates + 1, work, self._resident, step)
+    def add(self, work: StepWork, result: StepResult, step: StoredStep) -> StoredStep:
+        """Add a step to the log after all devices have done its updates; see `StepLog.add`."""
         self.losses += result.restored
         self.under_way = result.fetching
         self._stages = len(result.records)
+        return self.log.add(self.updates + 1, work, self._resident, step)
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -272,7 +272,7 @@ class ResidentState:
         for array, tensor in self.tensors.items():
             saved.layers.copy_to(array, tensor)
         for name, tensor in self.own_tensors().items():
-            if name in saved.own_names:
+            if name in saved.own:
                 saved.own.copy_to(name, tensor)
             else:  # the parameter had not been updated yet
                 self._optimizer.forget_state(self._optimizer.parameter_of(name))

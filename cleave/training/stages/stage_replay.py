@@ -7,10 +7,10 @@ by which gradients were clipped. So it finds whatever a device may falsify in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,18 @@ from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.outcomes import StageRecord
+from cleave.scheduler.stages.outcomes import (
+    GradientWanted,
+    InputWanted,
+    OutputReady,
+    StageRecord,
+    StepResult,
+)
 from cleave.scheduler.stages.work import LayerWork, LoggedStep, StepWork
 from cleave.training.stages.audits import Auditor, DeviceResult, Fault, Rounding, Sums, floats
 from cleave.training.stages.honest_error import Comparison
-from cleave.training.stages.saved_state import ReturnedStep, SavedBytes
+from cleave.training.stages.saved_state import SavedTensors
+from cleave.training.stages.stored_steps import StoredStep
 
 # Error that rounding explains, as a multiple of the largest error in recomputations. State has
 # many error measures, and the errors of one step grow in the next ones.
@@ -51,6 +58,46 @@ _State: TypeAlias = dict[StageArray, Array]
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnedStep:
+    """What devices returned in a step. Most keys are a stage number and a micro-batch.
+
+    Attributes:
+        y, dx: the outputs and input gradients that the PS used. `LoggedStep` has all others.
+        forward_by, backward_by: the devices that returned outputs, and input gradients.
+        squares: sums of squared gradients, by stage number.
+    """
+
+    y: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    dx: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    forward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    backward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    squares: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: StepResult, stored: StoredStep) -> Self:
+        """Return what devices returned in a completed step, with the arrays of the log."""
+        y: dict[tuple[int, int], Any] = {}
+        dx = {(0, batch): payload for batch, payload in stored.dx.items()}
+        last = len(stored.bounds) - 1
+        for one in stored.returned:
+            match one:
+                case OutputReady(batch, payload):  # a repeated pass returns another one
+                    y.setdefault((last, batch), payload)
+                case InputWanted(stage, batch, payload):
+                    y[stage, batch] = payload
+                case GradientWanted(stage, batch, payload):
+                    dx[stage + 1, batch] = payload
+        records = list(enumerate(result.records))
+        return cls(
+            y,
+            dx,
+            {(n, batch): device for n, r in records for batch, device in r.forward_by.items()},
+            {(n, batch): device for n, r in records for batch, device in r.backward_by.items()},
+            dict(enumerate(result.squares)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StageReplay:
     """The steps of a stage between two snapshots.
 
@@ -64,8 +111,8 @@ class StageReplay:
     number: int
     steps: Sequence[LoggedStep]
     returned: Sequence[ReturnedStep]
-    start: SavedBytes
-    end: SavedBytes
+    start: SavedTensors
+    end: SavedTensors
     device: int
 
     @property
@@ -234,17 +281,3 @@ def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> 
         made = auditor.run(resident.update, feed, Rounding())
         for key, array in zip(keys, one.arrays, strict=True):
             state[array] = made[names.updated(key)].reshape(-1)
-
-
-def others_than_logged(
-    steps: Sequence[StageRecord], ps_after: Any
-) -> Iterator[tuple[str, tuple[int, int], Any]]:
-    """Yield outputs (`y`) and input gradients (`dx`) that no other stage of a step got."""
-    last = len(steps) - 1
-    for number, record in enumerate(steps):
-        if number == last or number in ps_after:
-            for batch, payload in record.y.items():
-                yield "y", (number, batch), payload
-        if not number or number - 1 in ps_after:
-            for batch, payload in record.dx.items():
-                yield "dx", (number, batch), payload

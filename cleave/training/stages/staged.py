@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -284,7 +284,7 @@ class StagedModel:
             if isinstance(result, UpdateWanted):
                 self.predicted_s += plan.step_s
                 self._wanted = result
-                return self._take_dx(result.dx, x, embedded, losses)
+                return self._take(StepResult({}, result.dx, {}), x, embedded, losses)
             faults = self._faults
             if result is not None:
                 began_s = time.perf_counter()
@@ -420,7 +420,7 @@ class StagedModel:
         for one in stored.returned:
             self._answer(one, work, parts, given, scale, losses)
         self._repeats = stored
-        return self._take_dx(stored.dx, x, embedded, losses)
+        return self._take(StepResult({}, stored.dx, {}), x, embedded, losses)
 
     def _squares(self) -> float:
         if self._repeats is not None:
@@ -457,10 +457,9 @@ class StagedModel:
             dx=self._wanted.dx,
             squares=self._wanted.squares,
         )
-        updates = self.resident.updates
-        self.resident.add(self._step_work, result, stored)
+        stored = self.resident.add(self._step_work, result, stored)
         if self.replays is not None:
-            self.replays.add(self._step_work, result, updates)
+            self.replays.add(result, stored)
         self._wanted, self._updates = None, False
         self._log_plan = self._step_plan
         if result.snapshot is not None:
@@ -755,16 +754,6 @@ class StagedModel:
         self._faults += self._auditor.passed(self._step_work, done, watch)
         self.audit_s += time.perf_counter() - began_s
         return done
-
-    def _take_dx(
-        self,
-        dx: Mapping[int, Any],
-        x: Tensor,
-        embedded: Sequence[Embedded],
-        losses: dict[int, float],
-    ) -> float:
-        """Do as `_take` for a step whose other gradients stay on devices."""
-        return self._take(StepResult({}, dx, {}), x, embedded, losses)
 
     def _take(
         self,

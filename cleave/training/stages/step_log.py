@@ -7,13 +7,12 @@ than the memory of a small server. Each step is in a file of its own.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from cleave.files import make_folder, own_folder, write_all, write_atomically
+from cleave.files import mapped_copy, own_folder, write_atomically
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
 from cleave.training.loop.run_folder import log_file
 from cleave.training.stages.stored_steps import StoredStep
@@ -64,9 +63,8 @@ class StepLog:
     """The steps since a snapshot.
 
     Args:
-        folder: where the files are; None to keep all steps in memory. In a path that is no
-            `LogFolder`, files have no names, so the operating system deletes them when nothing
-            refers to them, also if the process is killed.
+        folder: where the files are; None to keep all steps in memory. In a folder that is not a
+            `LogFolder`, files have no names; see `mapped_copy`.
         note: called with a message if a step stays in memory, because it cannot be written.
 
     Attributes:
@@ -81,12 +79,15 @@ class StepLog:
         self._note = note
         self._sizes: list[int] = []
 
-    def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> None:
-        """Add a step, whose updates all devices have done.
+    def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> StoredStep:
+        """Add a step after all devices have done its updates.
 
         Args:
             number: the step's number in the run.
             work: the step's layers and their arguments.
+
+        Returns:
+            The step, with its arrays in a file if they could be written.
         """
         size = sum(a.nbytes for each in (*step.x, *step.dy) for a in each.values())
         try:
@@ -94,6 +95,7 @@ class StepLog:
         except OSError as error:  # for example, the disk is full
             self._note(f"the log of steps stays in memory, because it cannot be written: {error}")
         self._add(work, resident, step, size)
+        return step
 
     def repeat(self, work: StepWork, resident: Resident, step: StoredStep) -> None:
         """Add a step that is in a file already, because an earlier process did it."""
@@ -118,9 +120,4 @@ class StepLog:
             return self._folder.write(number, step)
         if self._folder is None:
             return step
-        make_folder(self._folder)
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            for part in replace(step, returned=(), dx={}).pack():
-                write_all(file, part)
-            file.flush()
-            return StoredStep.mapped(file) or step
+        return StoredStep.unpacked(mapped_copy(self._folder, step.pack())) or step
