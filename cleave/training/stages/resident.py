@@ -39,7 +39,7 @@ from cleave.training.stages.stored_steps import StoredStep
 
 _STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
 _MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
-_FIRST_INTERVAL: Final = 8  # steps, until a plan says more
+_FIRST_INTERVAL: Final = 8  # steps between snapshots, until a plan gives another number
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class StateStorage:
         log: where the log is; see `StepLog`.
         files: keeps the snapshot, and a new one that devices return, in files; None to keep them in
             memory.
-        updates: number of steps that the run has done before.
-        stored: further steps, which an earlier process has logged. The PS repeats its own part of
-            them, and the devices repeat theirs before the step that follows.
-        changing: called before the snapshot, or the rest of the model, changes.
+        updates: number of updates in the snapshot, since the run began.
+        stored: later steps that an earlier process logged. The PS repeats its own part of these
+            steps, and devices repeat their part before the next step.
+        changing: called before the snapshot or the rest of the model changes.
     """
 
     log: LogFolder | Path | None = None
@@ -84,7 +84,7 @@ class ResidentState:
     """The trained state of a model's layers on devices: its snapshot, and the log since then.
 
     Args:
-        work: the model's layers, whose parameters are from now on those on devices.
+        work: the model's layers. Their parameters are on devices from now on.
         optimizer: the optimizer whose steps the devices do.
         now_s: the time in seconds.
         note: called with messages for the user.
@@ -191,7 +191,7 @@ class ResidentState:
 
     @property
     def next_stored(self) -> StoredStep | None:
-        """Return the next step, if an earlier process has done it."""
+        """Return the next step if an earlier process logged it, otherwise None."""
         return self._stored[0] if self._stored else None
 
     def repeated(self, work: StepWork) -> None:
@@ -262,7 +262,7 @@ class ResidentState:
     def restore(self, saved: SavedState) -> int:
         """Make an earlier state the snapshot and the state of all other parameters.
 
-        Devices must not have any state. The log is then empty.
+        Devices must hold no state. Afterwards, the log is empty.
 
         Returns:
             The number of updates that are undone.

@@ -1,8 +1,8 @@
 """The repetition of a stage's logged steps on the server, compared with what devices returned.
 
-It begins with the stage's state in a snapshot, and ends with that in the next one. Compared are the
-state at the end, and in each step the outputs, the input gradients and the sum of squared gradients
-by which gradients were clipped. So it finds whatever a device may falsify in a stage.
+The server begins with the stage's state in a snapshot. It compares its final state with the next
+snapshot, and its outputs, input gradients and sum of squared gradients with the device's in each
+step. These are all results that a device can falsify.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from cleave.training.stages.honest_error import Comparison
 from cleave.training.stages.saved_state import SavedTensors
 from cleave.training.stages.stored_steps import StoredStep
 
-# Error that rounding explains, as a multiple of the largest error in recomputations. State has
-# many error measures, and the errors of one step grow in the next ones.
+# Allowed error, as a multiple of the largest error in recomputations. State has many error
+# measures, and each step amplifies the errors of the steps before it.
 MARGIN: Final = 4.0
 
 _MOST_DOUBTED: Final = 4  # outputs of one stage that are recomputed with coarser rounding
@@ -52,7 +52,7 @@ class _Result(Enum):
         return self in (_Result.CHANGE, _Result.MOMENT)
 
 
-# What is compared; the number of a step or, of state, a layer; a micro-batch or a parameter's name.
+# What is compared, and where: a step and a micro-batch or, for state, a layer and a parameter.
 _Key: TypeAlias = tuple[_Result, int, Any]
 _State: TypeAlias = dict[StageArray, Array]
 
@@ -62,7 +62,8 @@ class ReturnedStep:
     """What devices returned in a step. Most keys are a stage number and a micro-batch.
 
     Attributes:
-        y, dx: the outputs and input gradients that the PS used. `LoggedStep` has all others.
+        y, dx: outputs and input gradients that the PS used. Other stages used all others, so
+            `LoggedStep` has them.
         forward_by, backward_by: the devices that returned outputs, and input gradients.
         squares: sums of squared gradients, by stage number.
     """
@@ -103,8 +104,8 @@ class StageReplay:
 
     Attributes:
         number: number of the stage.
-        steps, returned: the logged steps, and what else devices returned in them.
-        start, end: the snapshots.
+        steps, returned: the logged steps, and the results that devices returned in them.
+        start, end: the states in the two snapshots.
         device: the device that returned the stage's part of `end`.
     """
 
@@ -191,7 +192,7 @@ class StageReplay:
                 see((_Result.MOMENT, layer, (name, number)), state[moment])
 
     def _result(self, key: _Key, local: Array) -> DeviceResult | None:
-        """Return what a device returned; None if it did not have to return it."""
+        """Return a device's result; None if no device had to return it."""
         what, at, which = key
         device: int | None = self.device
         if what.is_state:
@@ -214,7 +215,7 @@ class StageReplay:
         return DeviceResult(device, self._words(key), found, dtype)
 
     def _payload(self, what: _Result, at: int, batch: int) -> Any:
-        """Return an output or input gradient. The log has those that another stage got."""
+        """Return an output or input gradient, which the PS or another stage received."""
         step, returned, number = self.steps[at], self.returned[at], self.number
         if what == _Result.OUTPUT:
             if (own := returned.y.get((number, batch))) is not None:
@@ -268,7 +269,7 @@ def _with_values(array: StageArray, state: Mapping[StageArray, Array]) -> StageA
 
 
 def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> None:
-    """Do an optimizer step. It is not repeated with coarser rounding, which would hide its size."""
+    """Do an optimizer step in fp32. Errors of coarser rounding could be as large as the update."""
     resident = step.work.resident
     assert resident is not None
     for (layer, name), gradient in totals.items():

@@ -159,11 +159,12 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         self.replays: ReplayAudits | None = None
-        self._offered: Callable[[], None] | None = None  # if a forecast will decide
+        # Calls `keep_on_devices`, if a forecast for the next step says so.
+        self._offered: Callable[[], None] | None = None
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
         self._updates = False  # whether devices may do the update of this step
-        self._returned: list[Returned] = []  # what devices returned in this step, for the log
+        self._returned: list[Returned] = []  # results of this step, for the log
         self._repeats: StoredStep | None = None  # the logged step that is being repeated
         self._resumes = False  # whether the next step is the first one after repeated steps
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
@@ -319,8 +320,8 @@ class StagedModel:
         Args:
             storage: where the PS keeps the snapshot and the log; None for memory.
             planner: plans the stages from now on.
-            if_faster: whether to do so only if the next step, with the devices that are then
-                connected, is predicted to be faster, or if the storage has steps.
+            if_faster: whether to do so only if the next step is predicted to be faster, with the
+                devices that are then connected. Has no effect if the storage has logged steps.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -344,8 +345,8 @@ class StagedModel:
                 state, self._auditor, storage.folder, waits=waits, note=self._say
             )
         audited = (
-            f"each time that the server has fetched this state, it repeats the steps of a layer "
-            f"with probability {rate:g}, and goes back to an earlier step if a device lied"
+            f"whenever the server has fetched this state, it repeats the steps of each stage with "
+            f"probability {rate:g}, and goes back to an earlier step if a device lied"
             if rate
             else "their results are not audited: train on devices that you trust"
         )
@@ -409,7 +410,7 @@ class StagedModel:
         self._wanted, self._updates = None, False
 
     def _repeat(self, batch: Rows, stored: StoredStep, scale: float) -> float:
-        """Do the PS's part of a step whose other part an earlier process has logged."""
+        """Repeat the PS's part of a step that an earlier process logged."""
         stages = tuple(PlannedStage(*bound, ()) for bound in stored.bounds)
         plan = StagePlan(stages, {}, 0.0, {}, 0, 0)
         parts = batch.cut(stored.micro_batches)
@@ -485,27 +486,30 @@ class StagedModel:
         return self.resident.updates - self.replays.verified
 
     def settle(self) -> None:
-        """Fetch the state that is on devices, and wait for audits of it.
+        """Fetch the state from the devices, and wait until all audits have ended.
 
         Raises:
-            RolledBackError: if an audit found a lie. See also `sync`.
+            RolledBackError: if an audit found a lie.
         """
         self.sync()
         self._roll_back_if_due(wait=True)
 
     def _roll_back_if_due(self, *, wait: bool = False) -> None:
-        """Undo all steps since the last verified snapshot, if a replay audit found a lie.
+        """If a replay audit found a lie, undo all steps since the last verified snapshot.
+
+        Args:
+            wait: whether to wait for audits in progress.
 
         Raises:
-            RolledBackError: in that case. `wait`: whether to wait for audits in progress.
+            RolledBackError: if steps were undone.
         """
         if self.replays is None or (lie := self.replays.lie(wait=wait)) is None:
             return
         self._quarantine(lie.blamed)
         for fault in lie.faults if not lie.blamed else ():
             self._note(
-                f"a device returned a wrong result, but it is not certain which one, as the stage "
-                f"has changed devices: {fault.reason}"
+                f"a device returned a wrong result, but the stage has changed devices, so it is "
+                f"not known which one: {fault.reason}"
             )
         self.runtime.end_steps()  # all state on devices may follow from the lie
         steps = self.replays.roll_back()
@@ -699,7 +703,10 @@ class StagedModel:
         scale: float,
         losses: dict[int, float],
     ) -> StageArray:
-        """Return what devices get for what they returned. Add a loss to `losses`."""
+        """Run the PS's part of a micro-batch pass, and return its output for the devices.
+
+        After the last layer, this is a forward and a backward pass. Its loss is added to `losses`.
+        """
         if not isinstance(returned, OutputReady):
             return self._passed_on(returned, work, embedded)
         number = returned.batch
@@ -887,9 +894,10 @@ class StagedModel:
             return self._plan_for(batch)
 
     def _resume(self, logged: StagePlan, batch: Rows) -> None:
-        """Choose new devices for the stages of logged steps, as all devices lost the connection.
+        """Assign the stages of logged steps to the devices that are connected now.
 
-        Wait for as many devices as stages, but not for long after the first device.
+        Wait until as many devices as stages are connected, but not longer than `RETURN_S` once the
+        first device is connected.
         """
         waited_s = 0.0
         while (there := len(self.plans.devices())) < len(logged.stages) and waited_s < RETURN_S:

@@ -7,7 +7,7 @@ than the memory of a small server. Each step is in a file of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"step-(\d{6,})\.log")
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """The files of a log that a server finds again when it is restarted.
+    """The files of a log that a restarted server continues.
 
     Attributes:
         path: the folder, which exists only if it has files.
@@ -43,14 +43,13 @@ class LogFolder:
 
     def after(self, number: int) -> list[StoredStep]:
         """Return all steps after step `number`, until one is missing or damaged."""
-        return [*self._after(number)]
-
-    def _after(self, number: int) -> Iterator[StoredStep]:
-        while (step := StoredStep.read(self._of(number := number + 1))) is not None:
-            yield step
+        found: list[StoredStep] = []
+        while (step := StoredStep.read(self._of(number + len(found) + 1))) is not None:
+            found.append(step)
+        return found
 
     def keep(self, numbers: range) -> None:
-        """Remove the files of all steps but these."""
+        """Remove the files of all other steps."""
         for number in self.numbers():
             if number not in numbers:
                 self._of(number).unlink(missing_ok=True)
@@ -98,11 +97,11 @@ class StepLog:
         return step
 
     def repeat(self, work: StepWork, resident: Resident, step: StoredStep) -> None:
-        """Add a step that is in a file already, because an earlier process did it."""
+        """Add a step that an earlier process did, and that is in a file already."""
         self._add(work, resident, step, 0)
 
     def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
-        # Only what a device needs to repeat its passes. The first inputs say the dtype.
+        # Keep only what devices need to repeat passes. `x` gives the dtype of activations.
         x = list(step.x[0].values())
         work = replace(work, x=x, resident=resident, loss=None, slices=(), slice_works=())
         self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))

@@ -1,6 +1,6 @@
-"""Steps in files, from which a killed server continues while devices keep trained state.
+"""Logged steps in files, from which a restarted server rebuilds trained state on devices.
 
-A file begins with a description in msgpack and its length. The arrays follow, then a checksum. A
+A file has the length of a description, the description in msgpack, the arrays, and a checksum. A
 damaged file, for example after a power loss, ends the log.
 """
 
@@ -27,11 +27,11 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredStep:
-    """A completed step, with all that devices and the PS need to repeat it.
+    """A completed step, with everything that devices and the PS need to repeat it.
 
     Attributes:
         rate: learning rate of the step.
-        bounds: for each stage, the number of its first layer, and of its last layer plus one.
+        bounds: for each stage, the numbers of its first layer and of the layer after its last.
         x, dy, scalars: what devices need; see `LoggedStep`.
         returned: what devices returned during the passes, in the order in which the PS used it.
         dx: gradients of the first stage's inputs, by micro-batch.
@@ -97,7 +97,7 @@ class StoredStep:
         arrays = iter(
             [
                 StageArray(rows, columns, dtype, payload)
-                # `strict` would read one payload more
+                # `strict` would take another payload from the iterator
                 for (rows, columns, dtype), payload in zip(said["arrays"], payloads, strict=False)
             ]
         )
