@@ -131,7 +131,7 @@ class ReplayAudits:
         self._folder, self._waits, self._note = folder, waits, note
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
         self._returned: list[ReturnedStep] = []  # of the steps in the log
-        self.keep_own(state.updates)
+        self._keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
         self._base.sound.update(state.layers)
         # The next snapshot to be verified, and the layers that were audited since it arrived.
@@ -150,7 +150,7 @@ class ReplayAudits:
         """Return the number of updates before the snapshot to which a lie rolls back."""
         return self._base.position
 
-    def keep_own(self, position: int) -> None:
+    def _keep_own(self, position: int) -> None:
         """Copy the parameters that are not on devices, with their optimizer state.
 
         `position` is the number of updates that they have now.
@@ -166,7 +166,7 @@ class ReplayAudits:
         self._returned.append(ReturnedStep.of(result, stored))
         snapshot, before = result.snapshot, self._state.updates - 1
         if before in (result.fetching, snapshot.position if snapshot is not None else None):
-            self.keep_own(before)
+            self._keep_own(before)
 
     def repeated(self) -> None:
         """Remember a step that an earlier process did. Only the state after it can be audited."""
@@ -185,6 +185,8 @@ class ReplayAudits:
         returned, self._returned = self._returned[: len(steps)], self._returned[len(steps) :]
         start, stages = self._last, steps[0].work.stages
         lineages = frozenset(h.lineage for h in snapshot.holders.values() if h.lineage is not None)
+        if self._state.is_current:
+            self._keep_own(snapshot.position)
         self._last = end = self._saved(snapshot.position, lineages)
         if self._candidate is None:
             self._candidate, self._audited = end, set()

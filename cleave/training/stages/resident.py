@@ -207,8 +207,8 @@ class ResidentState:
 
     @property
     def snapshot_is_due(self) -> bool:
-        """Return whether a new snapshot should begin now, unless one is under way."""
-        return len(self.log.steps) >= self.interval
+        """Return whether a new snapshot should begin now."""
+        return self.under_way is None and len(self.log.steps) >= self.interval
 
     @property
     def updates(self) -> int:

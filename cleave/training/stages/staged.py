@@ -388,8 +388,6 @@ class StagedModel:
         self._withdraw_unfinished()
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
         result = self._end_of_step()
-        if self.replays is not None:
-            self.replays.keep_own(self.resident.updates)
         self._use_snapshot(Snapshot(self.resident.updates, result.state, result.holders))
         self._log_plan = None
         if self.plans.planner is not self._planner:  # another division is possible from now on
@@ -467,7 +465,7 @@ class StagedModel:
             self._use_snapshot(result.snapshot)
         between_s = self.resident.between_losses_s(self.runtime.now())
         self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
-        if self.resident.snapshot_is_due and self.resident.under_way is None:
+        if self.resident.snapshot_is_due:
             self.resident.under_way = self.resident.updates
             self.runtime.begin_snapshot(self._step_work, self.resident.updates)
 
