@@ -15,8 +15,6 @@ Ends with 1 if a limit is broken.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import random
 import secrets
 import signal
@@ -24,11 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.common import machine
+from benchmarks.common import machine, resident_bytes
 from benchmarks.side_by_side.processes import Processes, Started
+from cleave.training.loop.run_folder import RunFolder
 from tests.integration.processes import free_port
 
 _CLEAVE: Final = (sys.executable, "-m", "cleave_cli")
@@ -71,10 +71,8 @@ class Peak:
         """Note the present memory of a process and its children."""
         total = 0
         for pid in started.pids():
-            with contextlib.suppress(OSError):  # the process has ended
-                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                    if line.startswith("RssAnon:"):
-                        total += int(line.split()[1]) * 1024
+            with suppress(OSError, RuntimeError):  # the process has ended
+                total += resident_bytes(pid, "RssAnon")
         self.most = max(self.most, total)
 
 
@@ -87,16 +85,10 @@ def job_of(options: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def records_of(runs: Path) -> list[dict[str, Any]]:
-    """Return the records of the only run in a folder."""
-    found = [*runs.glob("*/metrics.jsonl")]
-    lines = found[0].read_text().splitlines() if found else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def steps_of(runs: Path) -> dict[int, float]:
     """Return the losses of the only run in a folder, by step. No step may be recorded twice."""
-    steps = [each for each in records_of(runs) if each.get("event") == "step"]
+    records = [each for folder in runs.glob("*") for each in RunFolder(folder).records()]
+    steps = [each for each in records if each.get("event") == "step"]
     assert len({each["step"] for each in steps}) == len(steps)
     return {each["step"]: each["loss"] for each in steps}
 
