@@ -20,6 +20,7 @@ from cleave.files import (
     check_output,
     copy_file,
     is_ours,
+    mapped_copy,
     new_file,
     open_output,
     open_to_append,
@@ -309,3 +310,10 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache_folder() == Path("/xdg/cleave")
     monkeypatch.setenv("CLEAVE_CACHE", "/mine")
     assert cache_folder() == Path("/mine")
+
+
+@pytest.mark.parametrize("parts", [[], [b""], [b"one", b"", b"two"]])
+def test_a_mapped_copy_leaves_no_name(tmp_path: Path, parts: list[bytes]) -> None:
+    held = mapped_copy(tmp_path / "new", [memoryview(part) for part in parts])
+    assert bytes(held) == b"".join(parts)
+    assert not [*(tmp_path / "new").iterdir()]

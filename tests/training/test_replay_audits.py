@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from cleave.arrays import Array, DType
@@ -26,6 +27,7 @@ from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import Record
 from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, LOG, REST, RunFolder, held_steps
 from cleave.training.loop.trainer import train
+from cleave.training.stages import saved_state
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.stage_plans import StagePlans
@@ -228,6 +230,24 @@ def test_what_a_liar_did_in_updates_is_undone(scale: float, updates: tuple[int, 
     assert len(run.quarantined) == 1
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_tensors_are_restored_from_copies(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the disk is full, the copies stay in memory."""
+    if full:
+        monkeypatch.setattr(saved_state, "mapped_copy", mock.Mock(side_effect=OSError("disk full")))
+    notes: list[str] = []
+    tensors = {"a": torch.randn(3, 4).T, "b": torch.randn(5).bfloat16(), "c": torch.tensor(7)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = saved_state.SavedTensors(tmp_path, tensors, notes.append)
+    for name, tensor in tensors.items():
+        copies.copy_to(name, tensor.zero_())
+        assert torch.equal(tensor, before[name])
+    assert bool(notes) == full
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_negative_sum_of_squares_is_refused() -> None:
