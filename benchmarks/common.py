@@ -99,10 +99,14 @@ def _joined(source: str, count: int, *options: str) -> Iterator[list[DeviceProce
             process.wait()
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes (Linux)."""
+def resident_bytes(pid: int, which: str = "VmRSS") -> int:
+    """Return the resident memory of a process in bytes (Linux).
+
+    Args:
+        which: its name in `/proc/PID/status`: VmRSS, VmHWM (the peak) or RssAnon (without files).
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{which}:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"process {pid} has no resident memory")
 

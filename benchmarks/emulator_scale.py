@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -142,7 +141,7 @@ def real_time(devices: int, steps: int) -> None:
         losses = [
             r["loss"] for r in map(json.loads, done.stdout.splitlines()) if r["event"] == "step"
         ]
-        peaks = [_peak_bytes(p) / 1e9 for p in (server.process.pid, emulator.pid)]
+        peaks = [resident_bytes(p, "VmHWM") / 1e9 for p in (server.process.pid, emulator.pid)]
         now = [resident_bytes(p) / 1e9 for p in (server.process.pid, emulator.pid)]
         emulator.terminate()
         last = emulator.stdout.read().splitlines()[-1]
@@ -189,13 +188,6 @@ def home_mix(devices: int, steps: int) -> None:
         f"worst by {summary['worst_s']:.2f} s",
         flush=True,
     )
-
-
-def _peak_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {pid} has no peak memory")
 
 
 def main() -> None:

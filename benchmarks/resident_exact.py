@@ -16,10 +16,10 @@ With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated dev
 is lost in every fifth step. The difference may be 1e-3.
 
 With `--liars`, in virtual time: one of two devices with a layer each falsifies something, for 12
-steps. All stages are audited at each snapshot. The liar alone must be quarantined, and in the end
-the losses and weights must be those of plain PyTorch. Then `--runs` runs in which a device lies in
-all steps, and each stage is audited with probability 0.25: how many snapshots until it is found.
-Last, how long audits of all stages take, relative to the steps with plain PyTorch.
+steps. All stages are audited at each snapshot. Only the liar may be quarantined, and in the end the
+losses must be those of plain PyTorch. Then, in `--runs` runs, a device lies in all steps, and each
+stage is audited with probability 0.25. The benchmark prints after how many snapshots the device is
+found. At last, it measures audits of all stages, relative to the steps with plain PyTorch.
 
 Ends with 1 if a limit is broken.
 """
@@ -340,7 +340,7 @@ def show_drift(steps: int) -> bool:
 
 
 def show_liars(runs: int) -> bool:
-    """Train with a liar, which audits find; return whether every limit is met."""
+    """Train with a device that lies. Return whether every limit is met."""
     print(f"{'falsified':23} {'lies':>5} {'undone':>6} {'blamed':>6} {'off by':>8}")
     batches, met = small_batches(liars.STEPS), True
     cases: list[tuple[str, Lie | None, float, tuple[int, int]]] = [

@@ -1,13 +1,13 @@
-"""Kill a server with SIGKILL while devices have the state, or give it little memory.
+"""Kill a server with SIGKILL while devices keep the state, or limit its memory.
 
     python -m benchmarks.resident_server [--model opt-125m] [--steps 12] [--kills 3] [--devices 3]
     python -m benchmarks.resident_server --model opt-350m --kills 0 --limit-gb 2.5
 
 A real server, `cleave join` processes and `cleave train --state devices`. The server is killed at
 random moments, and started again with `--resume-jobs` on the same port. Each step must be recorded
-once, no step may be trained twice, and the losses must be those of `--method local` (1e-4). With
-`--limit-gb`, a control group limits the server's memory (Linux, as root), and `--method local` is
-then tried with the same limit. The limit does not hold for the losses to compare with.
+exactly once, and the losses must be those of `--method local` (1e-4). With `--limit-gb`, a control
+group limits the server's memory (Linux, as root). Then `--method local` is also tried with this
+limit, in addition to the run without a limit that gives the losses.
 
 Ends with 1 if a limit is broken.
 """
@@ -15,20 +15,20 @@ Ends with 1 if a limit is broken.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import random
 import secrets
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.common import machine
+from benchmarks.common import machine, resident_bytes
 from benchmarks.side_by_side.processes import Processes, Started
+from cleave.training.loop.run_folder import RunFolder
 from tests.integration.processes import free_port
 
 _CLEAVE: Final = (sys.executable, "-m", "cleave_cli")
@@ -62,7 +62,7 @@ class Group:
 
 
 class Peak:
-    """The largest memory of a process so far that is not in files, in bytes."""
+    """The largest memory of a process so far, without file-backed memory, in bytes."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -71,10 +71,8 @@ class Peak:
         """Note the present memory of a process and its children."""
         total = 0
         for pid in started.pids():
-            with contextlib.suppress(OSError):  # the process has ended
-                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                    if line.startswith("RssAnon:"):
-                        total += int(line.split()[1]) * 1024
+            with suppress(OSError, RuntimeError):  # the process has ended
+                total += resident_bytes(pid, "RssAnon")
         self.most = max(self.most, total)
 
 
@@ -87,16 +85,10 @@ def job_of(options: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def records_of(runs: Path) -> list[dict[str, Any]]:
-    """Return the records of the only run in a folder."""
-    found = [*runs.glob("*/metrics.jsonl")]
-    lines = found[0].read_text().splitlines() if found else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def steps_of(runs: Path) -> dict[int, float]:
-    """Return the losses of the only run in a folder, by step. Each step must be there once."""
-    steps = [each for each in records_of(runs) if each.get("event") == "step"]
+    """Return the losses of the only run in a folder, by step. No step may be recorded twice."""
+    records = [each for folder in runs.glob("*") for each in RunFolder(folder).records()]
+    steps = [each for each in records if each.get("event") == "step"]
     assert len({each["step"] for each in steps}) == len(steps)
     return {each["step"]: each["loss"] for each in steps}
 
@@ -133,8 +125,7 @@ class Course:
         for number in range(options.devices):
             joining = [*_CLEAVE, "join", at["url"], "--json", "--memory", f"{options.memory}GB"]
             processes.start(f"device-{number}", joining, OMP_NUM_THREADS="1")
-        for _ in self._until(server, lambda: False, joined=options.devices):
-            pass
+        self._await(server, lambda: server.out.read_text().count(" joined") >= options.devices)
         training = [
             *_CLEAVE, "train", "--json", "--server", at["operator_url"], "--method", "stages",
             "--state", "devices", *job_of(options),
@@ -158,28 +149,22 @@ class Course:
 
     def _wait(self, server: Started, step: int) -> None:
         """Wait until a step has been recorded."""
-        for _ in self._until(server, lambda: step in steps_of(self.runs)):
-            pass
+        self._await(server, lambda: step in steps_of(self.runs))
 
-    def _until(self, server: Started, done: Any, joined: int = 0) -> Iterator[None]:
-        while True:
+    def _await(self, server: Started, done: Callable[[], bool]) -> None:
+        while not done():
             self.peak.look(server)
             if server.process.poll() is not None:
                 raise RuntimeError(f"the server has ended: {server.last_words()}")
             if time.monotonic() > self._processes.until_s:
                 raise RuntimeError("out of time")
-            if joined and server.out.read_text().count(" joined") >= joined:
-                return
-            if not joined and done():
-                return
-            yield
             time.sleep(0.1)
 
 
 def alone(
     options: argparse.Namespace, processes: Processes, folder: Path, group: Group
 ) -> dict[int, float] | None:
-    """Return the losses of the server alone; None if it was killed, for example for its memory."""
+    """Return the losses of the server alone; None if it failed, for example without memory."""
     runs = folder / "runs"
     local = [*_CLEAVE, "train", "--json", "--method", "local", "--runs", str(runs)]
     started = processes.start(
@@ -207,7 +192,6 @@ def main() -> None:
         options.steps, options.kills, options.seq = 6, 1, 64
     group = Group(round(options.limit_gb * 1e9))
     print(f"{machine()}; {options.model}, {options.devices} devices, {options.steps} steps")
-    broken = False
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with Processes(folder, time.monotonic() + 1500) as processes:
@@ -216,7 +200,7 @@ def main() -> None:
         print(f"server killed {options.kills} times: {len(losses)} of {options.steps} steps, once")
         if course.resumed_s:
             print(f"seconds until the next step: {[round(s, 1) for s in course.resumed_s]}")
-        print(f"memory of the server, without what is in files: {course.peak.most / 1e9:.2f} GB")
+        print(f"memory of the server, without mapped files: {course.peak.most / 1e9:.2f} GB")
         with Processes(folder, time.monotonic() + 1500) as processes:
             if group.command:
                 found = alone(options, processes, folder / "limited", group)

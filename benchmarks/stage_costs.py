@@ -152,14 +152,6 @@ def median_s(work: Callable[[], object]) -> float:
 # --- memory ---
 
 
-def peak_bytes(pid: int | str) -> int:
-    """Return a process's peak resident memory in bytes (Linux)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"process {pid} has no resident memory")
-
-
 def memory(
     model: str, steps: int, batch: int = 4, sequence: int = 256, offered_mb: int = OFFERED_MB
 ) -> Iterator[Figure]:
@@ -176,7 +168,7 @@ def memory(
             before = devices[0].resident_bytes()
             for _ in range(steps):
                 trainer.train_step()
-            grew = (peak_bytes(devices[0].process.pid) - before) / 1e6
+            grew = (resident_bytes(devices[0].process.pid, "VmHWM") - before) / 1e6
             assert trainer.fleet is not None
             assert trainer.fleet.staged is not None
             assert trainer.fleet.staged.plan is not None
@@ -190,7 +182,11 @@ def memory(
                 offered_mb,
                 grew <= offered_mb,
             )
-            yield Figure(f"server, peak so far, {dtype.value}", "MB", peak_bytes("self") / 1e6)
+            yield Figure(
+                f"server, peak so far, {dtype.value}",
+                "MB",
+                resident_bytes(os.getpid(), "VmHWM") / 1e6,
+            )
             trainer.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import re
 import secrets
@@ -115,6 +116,27 @@ def write_atomically(
         raise
     if sync:
         sync_folder(path.parent)
+
+
+def mapped(file: IO[bytes]) -> memoryview:
+    """Map all of an open file into memory, for reading. The file may be closed afterwards."""
+    if not file.seek(0, os.SEEK_END):
+        return memoryview(b"")  # an empty file cannot be mapped
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def mapped_copy(folder: Path, parts: Iterable[memoryview]) -> memoryview:
+    """Write bytes to a file without a name in a user-supplied folder, and map the file.
+
+    The operating system deletes the file once the memory is no longer used, also if the process is
+    killed.
+    """
+    make_folder(folder)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for part in parts:
+            write_all(file, part)
+        file.flush()
+        return mapped(file)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from cleave.files import (
     check_output,
     copy_file,
     is_ours,
+    mapped_copy,
     new_file,
     open_output,
     open_to_append,
@@ -43,8 +44,6 @@ MAY = {  # who else may call what, and why
     "cleave/training/loop/journal.py": {"rename"},  # of what is no journal, to a name that is free
     # A map needs a file; it is made under a name that nothing has, and deleted.
     "cleave/training/loop/state_files.py": {"NamedTemporaryFile", "TemporaryFile", "truncate"},
-    "cleave/training/stages/step_log.py": {"TemporaryFile"},
-    "cleave/training/stages/saved_state.py": {"TemporaryFile"},
     # SQLite opens its files itself, after `open_to_change` looked at the database.
     "cleave/server/store/store.py": {"connect"},
     # Their writers have names of their own for each file, within a folder that is no link.
@@ -311,3 +310,10 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache_folder() == Path("/xdg/cleave")
     monkeypatch.setenv("CLEAVE_CACHE", "/mine")
     assert cache_folder() == Path("/mine")
+
+
+@pytest.mark.parametrize("parts", [[], [b""], [b"one", b"", b"two"]])
+def test_a_mapped_copy_leaves_no_name(tmp_path: Path, parts: list[bytes]) -> None:
+    held = mapped_copy(tmp_path / "new", [memoryview(part) for part in parts])
+    assert bytes(held) == b"".join(parts)
+    assert not [*(tmp_path / "new").iterdir()]

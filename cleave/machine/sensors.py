@@ -92,8 +92,8 @@ def _cpu_name(root: Path) -> str:
 def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the limit and the use, in bytes, of each control group that limits this process.
 
-    A service or a container has such a limit on Linux. In a container, the path of its group may be
-    that of the host, and the group is then at the root.
+    Services and containers have such limits on Linux. In a container, the kernel may report the
+    group's path on the host, but the group's files are at the root.
     """
     groups = root / "sys/fs/cgroup"
     for line in (read_file(root / "proc/self/cgroup") or "").splitlines():
@@ -109,7 +109,7 @@ def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def total_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory of the machine, or of this process's control group; None if unknown."""
+    """Return the machine's memory in bytes, or this process's limit if smaller; None if unknown."""
     found = [most for most, _ in _memory_groups(root)]
     with suppress(ImportError):
         import psutil

@@ -330,7 +330,7 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
 def test_devices_with_other_runners_keep_state_and_none_is_accused(
     dtype: DType, runners: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server repeats all their steps, of which AdamW makes rounding errors larger."""
+    """The server repeats all their steps, and AdamW amplifies the rounding errors."""
     prepared = Prepared()
     in_software = swiftshader.environment() if webgpu_session.installed() else None
     if "webgpu" in runners and not in_software:
@@ -461,7 +461,7 @@ def test_what_a_process_with_the_weights_falsified_is_undone(
     corpus_file: Path,
     plain_losses: Callable[[JobSpec], list[float]],
 ) -> None:
-    """In all updates, or in one element. Afterwards, records and checkpoints have nothing of it."""
+    """It falsifies all updates or one element. The losses in the end are those of plain PyTorch."""
     job = replace(stages_job(corpus_file, 8), schedule="constant", warmup_steps=1)
     plain = replace(job, method="local", checkpoint_every=4)
     ours = replace(plain, method="stages", state="devices", audit=1.0)

@@ -476,7 +476,7 @@ class Audited(Training):
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_audits_of_snapshots_blame_no_honest_device(rate: float, data: st.DataObject) -> None:
-    """Whatever devices do, and although a device may continue with what another falsified."""
+    """This also holds if a device continues with state that another device falsified."""
     devices = data.draw(st.integers(3, 5))
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     trouble = rng.choice([0.0, 0.003, 0.01, 0.03])

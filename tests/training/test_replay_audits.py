@@ -1,4 +1,4 @@
-"""A device whose stage's state nobody else has lies, is found, and what it did is undone."""
+"""A device lies that alone has the state of its stage. Audits find it, and training goes back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from cleave.arrays import Array, DType
@@ -26,6 +27,7 @@ from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import Record
 from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, LOG, REST, RunFolder, held_steps
 from cleave.training.loop.start import train
+from cleave.training.stages import saved_state
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.stage_plans import StagePlans
@@ -56,12 +58,12 @@ def squares(order: StageOrder) -> bool:
 
 
 class Falsified(Lie):
-    """What device `LIAR` returns instead of the truth: all elements, many times.
+    """Device `LIAR` multiplies all elements of its results by a factor.
 
     Args:
         value: the factor.
-        after: number of right answers before.
-        times: number of false answers.
+        after: number of correct results before the first false one.
+        times: number of false results.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class LyingInUpdates(Lying):
 
     Attributes:
         scale: the factor of gradients.
-        updates: number of right updates of a tensor before, and of false ones then.
+        updates: number of correct updates of tensors, and of the false updates that follow.
     """
 
     lies: Sequence[Lie] = ()
@@ -136,7 +138,7 @@ class Repeating(Run):
         return [note for note in self.notes if "is quarantined" in note]
 
     def all_losses(self, given: Sequence[Tensor]) -> list[float]:
-        """Return the losses of all steps, as they were in the end."""
+        """Return the final losses of all steps."""
         losses: list[float] = []
         while True:
             try:
@@ -214,7 +216,7 @@ def test_what_a_liar_returned_is_undone(what: str, dtype: DType, tmp_path: Path)
     ("scale", "updates"), [(1.05, (0, 10**9)), (-1.0, (20, 5)), (0.0, (70, 1)), (1.5, (30, 16))]
 )
 def test_what_a_liar_did_in_updates_is_undone(scale: float, updates: tuple[int, int]) -> None:
-    """In all updates, or in those of a few tensors in one step."""
+    """It falsifies all updates, or those of a few tensors in one step."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(STEPS)
     with fleet_of() as fleet:
@@ -228,6 +230,24 @@ def test_what_a_liar_did_in_updates_is_undone(scale: float, updates: tuple[int, 
     assert len(run.quarantined) == 1
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_tensors_are_restored_from_copies(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the disk is full, the copies stay in memory."""
+    if full:
+        monkeypatch.setattr(saved_state, "mapped_copy", mock.Mock(side_effect=OSError("disk full")))
+    notes: list[str] = []
+    tensors = {"a": torch.randn(3, 4).T, "b": torch.randn(5).bfloat16(), "c": torch.tensor(7)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = saved_state.SavedTensors(tmp_path, tensors, notes.append)
+    for name, tensor in tensors.items():
+        copies.copy_to(name, tensor.zero_())
+        assert torch.equal(tensor, before[name])
+    assert bool(notes) == full
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_negative_sum_of_squares_is_refused() -> None:
@@ -245,7 +265,7 @@ def test_a_negative_sum_of_squares_is_refused() -> None:
 def test_a_server_killed_while_it_goes_back_does_not_resume_from_the_lie(
     tmp_path: Path, corpus_file: Path
 ) -> None:
-    """It is about to remove the checkpoints with the lie, and has written one without."""
+    """The kill comes before it removes the checkpoints that contain the lie."""
 
     def killed(where: Path, _: Any) -> None:
         if where.name == CHECKPOINTS:
@@ -266,7 +286,7 @@ def test_a_server_killed_while_it_goes_back_does_not_resume_from_the_lie(
 
 
 def test_a_run_folder_has_nothing_of_a_lie(tmp_path: Path, corpus_file: Path) -> None:
-    """Neither its records nor the files from which a killed server resumes."""
+    """Its records are those of plain training, and the last checkpoint is complete."""
     job = job_of(corpus_file, audit=1.0, checkpoint_every=4)
     folder, seen = RunFolder(tmp_path), list[Record]()
     snapshots = mock.patch.object(StagePlans, "snapshot_interval", return_value=2)

@@ -303,7 +303,7 @@ def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_
 
 
 def test_what_devices_cannot_update_stays_on_the_server_and_is_audited() -> None:
-    """Although steps are predicted to be faster with it on devices."""
+    """This holds even if steps are predicted to be faster with the state on devices."""
     notes: list[str] = []
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(2)
@@ -402,7 +402,7 @@ def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_restarted_server_repeats_no_pass_before_the_next_step(
     tmp_path: Path, family: str, devices: int
 ) -> None:
-    """It has the state of some step, and the log. No device has anything, and fewer may come."""
+    """It has a snapshot and the log. Devices have no state, and fewer devices may be connected."""
     model, folder = small_model(family), LogFolder(tmp_path / "log")
     given = batches(7)
     expected = plain_losses(copy.deepcopy(model), given)
@@ -448,7 +448,7 @@ def test_a_full_disk_keeps_the_log_in_memory(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(step_log, "write_all", full)
+    monkeypatch.setattr(step_log, "mapped_copy", full)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
         run = Run(model, fleet, log=tmp_path, note=print)

@@ -1,4 +1,4 @@
-"""A killed server goes on after the last step, although devices had the state and lost it."""
+"""A restarted server continues after the last step, although devices have lost their state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEPS = 9
 
 
 class KilledError(Exception):
-    """Ends a run, as SIGKILL would. Afterwards nothing is written."""
+    """Ends a run as SIGKILL does: nothing is written afterwards."""
 
 
 def job_of(corpus_file: Path, **more: Any) -> JobSpec:
@@ -169,7 +169,7 @@ def killed(job: JobSpec, folder: RunFolder, at: int) -> None:
 def test_the_log_is_used_only_if_the_run_goes_on_as_before(
     tmp_path: Path, corpus_file: Path, change: dict[str, Any]
 ) -> None:
-    """With other settings, it resumes from the snapshot. Old steps are never used later."""
+    """With other settings, the run resumes from the snapshot and removes the log."""
     first = job_of(corpus_file, checkpoint_every=20, schedule="constant")
     folder = RunFolder(tmp_path)
     killed(first, folder, 6)
@@ -201,7 +201,7 @@ def test_without_checkpoints_nothing_is_kept(tmp_path: Path, corpus_file: Path) 
 
 
 def test_two_halves_of_a_checkpoint_are_of_one_process(tmp_path: Path) -> None:
-    """One half was damaged, and the process after that was killed before it wrote both."""
+    """One half is damaged, and the next process is killed before it has written both halves."""
     here = RunFolder(tmp_path).path
     for name in (LAYERS, REST):
         save_checkpoint(here / name, step=4, tensors={name: torch.ones(3)}, meta={})
@@ -217,7 +217,7 @@ def test_two_halves_of_a_checkpoint_are_of_one_process(tmp_path: Path) -> None:
 
 
 def test_the_newer_of_two_folders_for_a_step_is_used(tmp_path: Path) -> None:
-    """One that could not be removed after it was replaced is left."""
+    """The older folder could not be removed after it was replaced."""
     for name, value in (("step-000004.replaced", 1.0), ("step-000004", 2.0)):
         made = save_checkpoint(
             tmp_path / "made", step=4, tensors={"x": torch.full((3,), value)}, meta={}
@@ -231,7 +231,7 @@ def test_the_newer_of_two_folders_for_a_step_is_used(tmp_path: Path) -> None:
 
 
 def test_snapshots_that_never_arrive_leave_no_files(tmp_path: Path) -> None:
-    """Because devices that return them leave."""
+    """The devices that return these snapshots leave."""
     tensors = {"model.y": torch.ones(3), "x": torch.ones(3)}
     files = ResidentFiles(tmp_path, None, print)
     files.follow(0, state_at(0, None), tensors, {})
@@ -283,7 +283,7 @@ def test_the_best_checkpoint_is_not_lost(tmp_path: Path, corpus_file: Path) -> N
 
 
 def test_the_log_is_not_used_with_other_frozen_weights(tmp_path: Path, corpus_file: Path) -> None:
-    """The devices' passes would be others than those whose results are in the log."""
+    """With these weights, devices' passes would have other results than those in the log."""
     made = save_model(tmp_path, "llama")
     job = job_of(corpus_file, model=str(made), checkpoint_every=20, lora="r=2")
     folder = RunFolder(tmp_path / "run")

@@ -60,7 +60,7 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
         offered = sum(d.memory_bytes for d in able if d.memory_bytes >= one)
         raise DeviceMemoryError(
             f"{len(model.layers)} layers with optimizer state need about {needed / 1e6:.0f} MB, "
-            f"but the devices with at least {one / 1e6:.0f} MB, for a layer, offer "
+            f"but the devices with memory for a layer ({one / 1e6:.0f} MB) offer "
             f"{offered / 1e6:.0f} MB: connect more devices, or give --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
@@ -101,7 +101,7 @@ def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float
 def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[PlannedStage]]:
     """Return the best division of all layers among the first n devices, for each possible n.
 
-    Devices with too little memory for a layer have none.
+    A device without memory for a layer gets no stage.
     """
     count = len(model.layers)
     # For the layers before `stop`: the seconds per token of the slowest stage, and the stages.

@@ -151,8 +151,7 @@ class SessionManager:
         return session.state
 
     def _busy(self, session: Session) -> bool:
-        at_stages = self.stages.busy(session.id) or self.rounds.busy(session.id)
-        return at_stages or self.scheduler.busy(session.id)
+        return any(part.busy(session.id) for part in (self.stages, self.rounds, self.scheduler))
 
     # --- sessions ---
 
@@ -217,7 +216,7 @@ class SessionManager:
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # other codes: ended by the PS
-        # A device that is told of its own fault keeps nothing.
+        # A device that made a mistake does not keep its arrays.
         returns = code in (ErrorCode.LIMIT, ErrorCode.DUPLICATE)
         return instructions + self.closed(session_id, reason, now_s, lost=lost, returns=returns)
 

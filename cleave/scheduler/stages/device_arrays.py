@@ -60,7 +60,7 @@ class DeviceArrays:
         self._snapshot: dict[StageArray, int] = {}  # wire IDs of state that is being returned
         # Number of updates in the trained state that is on the device, by array.
         self._updates: dict[StageArray, int] = {}
-        self._lineages: dict[StageArray, Lineage] = {}  # of the trained state, likewise
+        self._lineages: dict[StageArray, Lineage] = {}  # of the trained state
 
     # --- memory ---
 

@@ -1,7 +1,7 @@
-"""Which device holds the trained state of which stage, also between steps.
+"""Finds the devices that hold the trained state of stages, in and between steps.
 
 A device that loses its connection may still have its state, so its stages wait for it. A device
-that wants to leave first returns what only it has.
+that wants to leave first returns the state that no other device has.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class Holders:
     # --- steps ---
 
     def begin(self, work: StepWork) -> None:
-        """Say which state a step can use. Drop the state of steps that were withdrawn."""
+        """Tell all stores the work of a step. They drop the state of withdrawn steps."""
         for store in (*self._stores.values(), *self._stores_away()):
             store.work = work
             store.drop_withdrawn()
 
     def withdraw(self) -> None:
-        """Drop the updates of a step that is not completed from devices without a connection."""
+        """Drop an unfinished step's updates on devices that lost their connection."""
         for store in self._stores_away():
             store.drop_withdrawn()
 
     def end(self) -> None:
-        """Forget the arrays of devices without a connection."""
+        """Forget the arrays of devices that lost their connection."""
         self._away.clear()
 
     def _stores_away(self) -> Iterator[StageDevice]:
@@ -82,7 +82,7 @@ class Holders:
     def held(
         self, work: StepWork, stage: PlannedStage, there: Set[int], last: Sequence[int]
     ) -> PlannedStage:
-        """Return a stage with the one device that holds the newest of its trained state.
+        """Return a stage on the device that holds its newest trained state.
 
         A stage without trained layers has no state, so it stays on its planned device. If the
         newest state is on a device that lost its connection, the stage has no device yet.
@@ -106,7 +106,7 @@ class Holders:
     def store_of(
         self, state: Iterable[StageArray], updates: int, able: Set[int]
     ) -> StageDevice | None:
-        """Return the store of an able device whose state has `updates` updates, if there is one."""
+        """Return the store of an able device with state after `updates` updates, or None."""
         state = list(state)
         for device, store in self._stores.items():
             if device in able and all(store.updates_of(array) == updates for array in state):
@@ -124,8 +124,8 @@ class Holders:
     ) -> bool:
         """Return whether a device that wants to leave should first return its trained state.
 
-        The training thread then fetches the state of all devices. It need not if another device
-        follows the stages, and it does not if that would take too long.
+        The training thread then fetches the state of all devices. It does not if other devices also
+        have this device's state, or if that would take too long.
 
         Args:
             step: the current or last step.
@@ -187,7 +187,7 @@ class Holders:
         return store.take()
 
     def expire(self, now_s: float) -> bool:
-        """Let stages no longer wait for devices that are late. Return whether there are any."""
+        """Stop waiting for devices that are away too long. Return whether there are any."""
         late = [a for a in self._away.values() if a.awaited and now_s >= a.left_s + self.return_s]
         for away in late:
             away.awaited = False
@@ -209,7 +209,7 @@ def kept_by_holders(
 ) -> Mapping[int, KeptBatches]:
     """Return `StepWork.kept_batches` if devices hold other stages than planned.
 
-    A device retains as much as the planned one would if it has only this stage and as much memory.
+    A device retains as much as the planned device if it has no other stage and as much memory.
     """
     found = dict(kept)
     held = Counter(device for stage in stages for device in stage.devices)

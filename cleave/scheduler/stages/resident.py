@@ -37,7 +37,7 @@ class ResidentParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lineage:
-    """Identifies state that one device has computed from one snapshot that it was sent.
+    """Identifies all state that one device computes from a snapshot that the PS sent to it.
 
     Attributes:
         position: number of updates in that snapshot.
@@ -51,7 +51,7 @@ class Holding:
     """The device that returned a stage's part of a snapshot.
 
     Attributes:
-        lineage: None if parts of the state are of different lineages.
+        lineage: the lineage of the stage's state; None if its parts have different lineages.
     """
 
     device: int
@@ -60,11 +60,12 @@ class Holding:
     def continues(self, position: int, lineages: Set[Lineage]) -> bool:
         """Return whether the device certainly began with its stage's part of an earlier snapshot.
 
-        It was sent that snapshot, or has returned a part of it.
+        That is certain if the PS sent the snapshot to the device, or if the snapshot has state that
+        the device returned.
 
         Args:
             position: number of updates in the earlier snapshot.
-            lineages: lineages of the state in the earlier snapshot.
+            lineages: lineages of all state in the earlier snapshot.
         """
         found = self.lineage
         return found is not None and (found in lineages or found.position == position)
@@ -77,7 +78,7 @@ class Snapshot:
     Attributes:
         position: number of all updates until then, as the training thread counts them.
         state: rows of each weight and moment, by array and first row.
-        holders: who returned the state, by stage number.
+        holders: the devices that returned the state, by stage number.
     """
 
     position: int

@@ -252,7 +252,7 @@ class StageRuns:
         return found
 
     def fetching(self, model: int) -> int | None:
-        """Return the position of a model's snapshot that is not finished; None without one."""
+        """Return the position of the snapshot that devices are returning; None without one."""
         snapshot = self._snapshot
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 

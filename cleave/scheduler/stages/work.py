@@ -189,7 +189,7 @@ class Resident:
         log: all steps since the snapshot, oldest first.
         position: number of all updates before the snapshot; see `Snapshot`.
         fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
-        keep: stores a part of a new snapshot, and returns what stands for it in `Snapshot.state`.
+        keep: stores a payload of a new snapshot, and returns the payload for `Snapshot.state`.
         arrays: the weights and moments of all parameters.
     """
 

@@ -27,7 +27,7 @@ from cleave.graphs.noise import noisy, with_narrow_products
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
-from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import (
@@ -40,9 +40,9 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
-# Allowed error of products in bf16, as a multiple of the largest error in recomputations. Most
-# error measures of an honest result exceed `NEGLIGIBLE`. A result has so many of them that some
-# exceed, by chance, the largest error of a few recomputations.
+# Allowed error of products in bf16, as a multiple of the largest error in recomputations. An honest
+# result has many error measures, and most are above `NEGLIGIBLE`. By chance, some exceed
+# the largest error of a few recomputations.
 _NARROW_MARGIN: Final = 4.0
 
 Key = TypeVar("Key")
@@ -159,7 +159,7 @@ class Auditor:
         open_graph: MakeGraph = open_on_cpu,
     ) -> None:
         self.counters = AuditCounters()
-        self.excess = 0.0  # largest error in the last comparison; rounding explains at most 1
+        self.excess = 0.0  # largest error in the last comparison, in units of the allowed error
         self.rate = rate
         self.rng = rng or random.SystemRandom()
         self._open_graph = open_graph
@@ -363,7 +363,7 @@ class Auditor:
             stage: what the stage is called in messages.
             repeat: recomputes the local results, `wanted`, with other rounding.
             narrow: whether `wanted` was computed with products rounded to bf16.
-            margin: error that rounding explains, as a multiple of that in recomputations.
+            margin: allowed error, as a multiple of the largest error in recomputations.
         """
 
         def comparisons(local: Mapping[Key, Array], *, narrow: bool) -> dict[Key, Comparison]:
@@ -567,9 +567,7 @@ def _arrays(held: Mapping[str, StageArray]) -> dict[str, Array]:
 
 def _array(given: StageArray) -> Array:
     if given.dtype in NUMPY_DTYPES:
-        payload = given.payload
-        held = payload if isinstance(payload, bytes | memoryview) else payload.pack()
-        return np.frombuffer(held, NUMPY_DTYPES[given.dtype])
+        return np.frombuffer(packed(given.payload), NUMPY_DTYPES[given.dtype])
     return floats(given.payload, given.rows, given.columns, DType(given.dtype))
 
 

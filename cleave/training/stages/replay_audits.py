@@ -1,19 +1,20 @@
 """Replay audits: the server repeats logged steps of stages whose state is on devices.
 
-Whenever a new snapshot has arrived, each stage is selected with some probability. Devices learn of
-neither: they have returned all that is compared before the draw. `StageReplay` repeats the stage's
-steps since the snapshot before.
+When a new snapshot has arrived, the server selects each stage with some probability. `StageReplay`
+repeats the steps of a selected stage since the previous snapshot. Devices cannot foresee the
+selection, because they have already returned everything that is compared.
 
-If a device returned something wrong, training rolls back to the last *verified* snapshot, which is
-in a file until a newer one is verified. A snapshot is verified when, since it arrived, an audit of
-each stage has found nothing but rounding. So a device that falsifies results in all steps cannot
-have changed a verified snapshot. One that does so in a few steps may have, if no audit covered
-these steps.
+If a device returned a wrong result, training rolls back to the last *verified* snapshot, which is
+kept in a file. A snapshot is verified once an audit of each stage, since the snapshot arrived, has
+found only rounding errors. So a device that falsifies results in all steps cannot have changed a
+verified snapshot. A device that falsifies results in a few steps may have changed it, if no audit
+covered these steps.
 
-Only the server repeats, so no two devices ever contradict each other. A device is blamed if what
-the server began with is certainly what the device began with: the snapshot before is the server's
-own, sound, or of the same lineage. Else, nobody is blamed. After a rollback, all stages are audited
-until a snapshot is verified, and all lineages are new, so a device that goes on is then blamed.
+Only the server repeats steps, so two devices never contradict each other. A device is blamed only
+if it certainly began with the state with which the server began. This holds if the previous
+snapshot is the server's own, is sound, or has the same lineage. Otherwise, no device is blamed.
+After a rollback, all lineages are new, and all stages are audited until a snapshot is verified. So
+a device that still returns wrong results is then blamed.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from pathlib import Path
 from typing import Any
 
 from cleave.planner.stages.model import PlannedStage
-from cleave.scheduler.stages.arrays import packed
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import Holding, Snapshot
-from cleave.scheduler.stages.work import LoggedStep, StepWork
+from cleave.scheduler.stages.work import LoggedStep
 from cleave.training.stages.audits import Auditor, Fault
 from cleave.training.stages.resident import ResidentState
-from cleave.training.stages.saved_state import ReturnedStep, SavedBytes, SavedState
-from cleave.training.stages.stage_replay import StageReplay, others_than_logged
+from cleave.training.stages.saved_state import SavedState, SavedTensors
+from cleave.training.stages.stage_replay import ReturnedStep, StageReplay
+from cleave.training.stages.stored_steps import StoredStep
 
 
 class RolledBackError(Exception):
-    """Raised when training has gone back to an earlier step, because a device lied.
+    """Raised when training has gone back to an earlier step because a device lied.
 
-    Weights and optimizer state are those of that step. The caller must repeat the steps since then,
-    with the same data.
+    Weights and optimizer state are those of that step. The caller must repeat the later steps with
+    the same data.
 
     Attributes:
         steps: number of steps to repeat.
@@ -53,11 +54,11 @@ class RolledBackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """What audits found.
+    """The faults that audits found.
 
     Attributes:
         faults: all faults.
-        blamed: those whose devices are certainly to blame.
+        blamed: the faults of devices that are certainly to blame.
     """
 
     faults: Sequence[Fault]
@@ -66,14 +67,13 @@ class Lie:
 
 @dataclass
 class ReplayCounters:
-    """Numbers of stages and of their steps that audits repeated, and of rollbacks.
+    """The number of repeated stages, and of their repeated steps.
 
-    `spent_s` is the time that audits took, in seconds. Training may have gone on meanwhile.
+    `spent_s` is the time that audits took, in seconds. Training may have continued meanwhile.
     """
 
     stages: int = 0
     steps: int = 0
-    rollbacks: int = 0
     spent_s: float = 0.0
 
 
@@ -113,7 +113,7 @@ class ReplayAudits:
         auditor: repeats passes. Its rate is the probability that a stage is audited when a snapshot
             has arrived.
         folder: where copies of states are; None to keep them in memory.
-        waits: whether an audit ends before `taken` returns; else, it runs in a thread.
+        waits: whether `taken` waits for its audits, instead of leaving them to the thread.
         note: called with messages for the user.
     """
 
@@ -131,9 +131,7 @@ class ReplayAudits:
         self._folder, self._waits, self._note = folder, waits, note
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
         self._returned: list[ReturnedStep] = []  # of the steps in the log
-        # Parameters that devices lack, and their optimizer state, after an earlier step.
-        self._own: tuple[int, SavedBytes, frozenset[str]] | None = None
-        self.keep_own(state.updates)
+        self._keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
         self._base.sound.update(state.layers)
         # The next snapshot to be verified, and the layers that were audited since it arrived.
@@ -152,59 +150,43 @@ class ReplayAudits:
         """Return the number of updates before the snapshot to which a lie rolls back."""
         return self._base.position
 
-    def keep_own(self, position: int) -> None:
-        """Copy the present parameters that are not on devices, with their optimizer state.
+    def _keep_own(self, position: int) -> None:
+        """Copy the parameters that are not on devices, with their optimizer state.
 
-        `position` is the number of updates until now.
+        `position` is the number of updates that they have now.
         """
-        tensors = self._state.own_tensors()
-        saved = SavedBytes.of_tensors(self._folder, tensors, self._note)
-        self._own = position, saved, frozenset(tensors)
+        own = SavedTensors(self._folder, self._state.own_tensors(), self._note)
+        self._own = position, own
 
-    def add(self, work: StepWork, result: StepResult, position: int) -> None:
-        """Remember what devices returned in a step that was added to the log.
+    def add(self, result: StepResult, stored: StoredStep) -> None:
+        """Remember what devices returned in the last step of the log.
 
-        The other parameters have not been updated yet in this step.
-
-        Args:
-            position: number of all updates before the step.
+        The parameters that are not on devices must not have been updated in this step yet.
         """
-        kept: dict[str, dict[tuple[int, int], Any]] = {"y": {}, "dx": {}}
-        for what, key, payload in others_than_logged(result.records, work.ps_after):
-            kept[what][key] = payload
-        arrays = [((what, *key), payload) for what in kept for key, payload in kept[what].items()]
-        saved = SavedBytes(self._folder, ((key, packed(each)) for key, each in arrays), self._note)
-        records = list(enumerate(result.records))
-        self._returned.append(
-            ReturnedStep(
-                {key: saved["y", *key] for key in kept["y"]},
-                {key: saved["dx", *key] for key in kept["dx"]},
-                {(n, batch): d for n, one in records for batch, d in one.forward_by.items()},
-                {(n, batch): d for n, one in records for batch, d in one.backward_by.items()},
-                dict(enumerate(result.squares)),
-            )
-        )
-        snapshot = result.snapshot
-        if position in (result.fetching, snapshot.position if snapshot is not None else None):
-            self.keep_own(position)
+        self._returned.append(ReturnedStep.of(result, stored))
+        snapshot, before = result.snapshot, self._state.updates - 1
+        if before in (result.fetching, snapshot.position if snapshot is not None else None):
+            self._keep_own(before)
 
     def repeated(self) -> None:
         """Remember a step that an earlier process did. Only the state after it can be audited."""
-        self._returned.append(ReturnedStep({}, {}, {}, {}, {}))
+        self._returned.append(ReturnedStep())
 
     def taken(self, snapshot: Snapshot, steps: Sequence[LoggedStep]) -> None:
         """Copy a new snapshot, and audit some of the stages.
 
         Args:
             snapshot: the snapshot, which is already that of the `ResidentState`.
-            steps: the logged steps since the snapshot before.
+            steps: the logged steps since the previous snapshot.
         """
-        self._collect(wait=True)  # else there were no limit to the work that waits
+        self._collect(wait=True)  # so at most one snapshot waits for its audits
         if self._lie is not None:  # this snapshot will be undone
             return
         returned, self._returned = self._returned[: len(steps)], self._returned[len(steps) :]
         start, stages = self._last, steps[0].work.stages
         lineages = frozenset(h.lineage for h in snapshot.holders.values() if h.lineage is not None)
+        if self._state.is_current:
+            self._keep_own(snapshot.position)
         self._last = end = self._saved(snapshot.position, lineages)
         if self._candidate is None:
             self._candidate, self._audited = end, set()
@@ -240,7 +222,7 @@ class ReplayAudits:
         return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:
-        """Return what finished audits found, if anything. The caller must then call `roll_back`.
+        """Return the faults that finished audits found, if any. The caller must then `roll_back`.
 
         `wait`: whether to wait for audits in progress.
         """
@@ -260,7 +242,7 @@ class ReplayAudits:
                 for fault in each.faults
                 if fault.device == audit.holders[number].device and _is_certain(audit, number)
             ]
-            # A device whose results others used may only have passed on a mistake.
+            # Other devices had the stage earlier. Their state at the beginning is not known.
             self._lie = Lie(faults, blamed)
             return
         for number in (number for number, each in found.items() if each.proves):
@@ -274,22 +256,20 @@ class ReplayAudits:
         """Restore the last verified state. Return the number of steps to repeat."""
         base, self._lie, self._audit = self._base, None, None
         steps = self._state.restore(base)
-        self._own = base.position, base.own, frozenset(base.own_names)
+        self._own = base.position, base.own
         self._last, self._candidate, self._returned, self._all = base, None, [], True
-        self.counters.rollbacks += 1
         return steps
 
     def _saved(self, position: int, lineages: frozenset[Any]) -> SavedState:
         """Copy the snapshot of the `ResidentState`."""
-        assert self._own is not None
-        at, own, names = self._own
+        at, own = self._own
         assert at == position, f"own parameters are those after update {at}, not {position}"
-        layers = SavedBytes.of_tensors(self._folder, self._state.tensors, self._note)
-        return SavedState(position, layers, own, names, lineages)
+        layers = SavedTensors(self._folder, self._state.tensors, self._note)
+        return SavedState(position, layers, own, lineages)
 
 
 def _is_certain(audit: _Audit, number: int) -> bool:
-    """Return whether the device of a stage began with the state with which the server began."""
+    """Return whether a stage's device certainly began with the same state as the server."""
     start, holder = audit.start, audit.holders[number]
     sound = {*audit.layers[number]} <= start.sound
     return sound or holder.continues(start.position, start.lineages)

@@ -39,7 +39,7 @@ from cleave.training.stages.stored_steps import StoredStep
 
 _STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
 _MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
-_FIRST_INTERVAL: Final = 8  # steps, until a plan says more
+_FIRST_INTERVAL: Final = 8  # steps between snapshots, until a plan gives another number
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class StateStorage:
         log: where the log is; see `StepLog`.
         files: keeps the snapshot, and a new one that devices return, in files; None to keep them in
             memory.
-        updates: number of steps that the run has done before.
-        stored: further steps, which an earlier process has logged. The PS repeats its own part of
-            them, and the devices repeat theirs before the step that follows.
-        changing: called before the snapshot, or the rest of the model, changes.
+        updates: number of updates in the snapshot, since the run began.
+        stored: later steps that an earlier process logged. The PS repeats its own part of these
+            steps, and devices repeat their part before the next step.
+        changing: called before the snapshot or the rest of the model changes.
     """
 
     log: LogFolder | Path | None = None
@@ -84,7 +84,7 @@ class ResidentState:
     """The trained state of a model's layers on devices: its snapshot, and the log since then.
 
     Args:
-        work: the model's layers, whose parameters are from now on those on devices.
+        work: the model's layers. Their parameters are on devices from now on.
         optimizer: the optimizer whose steps the devices do.
         now_s: the time in seconds.
         note: called with messages for the user.
@@ -191,24 +191,24 @@ class ResidentState:
 
     @property
     def next_stored(self) -> StoredStep | None:
-        """Return the next step, if an earlier process has done it."""
+        """Return the next step if an earlier process logged it, otherwise None."""
         return self._stored[0] if self._stored else None
 
     def repeated(self, work: StepWork) -> None:
         """Add the next stored step to the log."""
         self.log.repeat(work, self._resident, self._stored.popleft())
 
-    def add(self, work: StepWork, result: StepResult, step: StoredStep) -> None:
-        """Add a completed step, whose updates all devices have done, to the log."""
-        self.log.add(self.updates + 1, work, self._resident, step)
+    def add(self, work: StepWork, result: StepResult, step: StoredStep) -> StoredStep:
+        """Add a step to the log after all devices have done its updates; see `StepLog.add`."""
         self.losses += result.restored
         self.under_way = result.fetching
         self._stages = len(result.records)
+        return self.log.add(self.updates + 1, work, self._resident, step)
 
     @property
     def snapshot_is_due(self) -> bool:
-        """Return whether a new snapshot should begin now, unless one is under way."""
-        return len(self.log.steps) >= self.interval
+        """Return whether a new snapshot should begin now."""
+        return self.under_way is None and len(self.log.steps) >= self.interval
 
     @property
     def updates(self) -> int:
@@ -262,7 +262,7 @@ class ResidentState:
     def restore(self, saved: SavedState) -> int:
         """Make an earlier state the snapshot and the state of all other parameters.
 
-        Devices must not have any state. The log is then empty.
+        Devices must hold no state. Afterwards, the log is empty.
 
         Returns:
             The number of updates that are undone.
@@ -272,7 +272,7 @@ class ResidentState:
         for array, tensor in self.tensors.items():
             saved.layers.copy_to(array, tensor)
         for name, tensor in self.own_tensors().items():
-            if name in saved.own_names:
+            if name in saved.own:
                 saved.own.copy_to(name, tensor)
             else:  # the parameter had not been updated yet
                 self._optimizer.forget_state(self._optimizer.parameter_of(name))

@@ -1,16 +1,16 @@
 """The repetition of a stage's logged steps on the server, compared with what devices returned.
 
-It begins with the stage's state in a snapshot, and ends with that in the next one. Compared are the
-state at the end, and in each step the outputs, the input gradients and the sum of squared gradients
-by which gradients were clipped. So it finds whatever a device may falsify in a stage.
+The server begins with the stage's state in a snapshot. It compares its final state with the next
+snapshot, and its outputs, input gradients and sum of squared gradients with the device's in each
+step. These are all results that a device can falsify.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -18,14 +18,21 @@ from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.outcomes import StageRecord
+from cleave.scheduler.stages.outcomes import (
+    GradientWanted,
+    InputWanted,
+    OutputReady,
+    StageRecord,
+    StepResult,
+)
 from cleave.scheduler.stages.work import LayerWork, LoggedStep, StepWork
 from cleave.training.stages.audits import Auditor, DeviceResult, Fault, Rounding, Sums, floats
 from cleave.training.stages.honest_error import Comparison
-from cleave.training.stages.saved_state import ReturnedStep, SavedBytes
+from cleave.training.stages.saved_state import SavedTensors
+from cleave.training.stages.stored_steps import StoredStep
 
-# Error that rounding explains, as a multiple of the largest error in recomputations. State has
-# many error measures, and the errors of one step grow in the next ones.
+# Allowed error, as a multiple of the largest error in recomputations. State has many error
+# measures, and each step amplifies the errors of the steps before it.
 MARGIN: Final = 4.0
 
 _MOST_DOUBTED: Final = 4  # outputs of one stage that are recomputed with coarser rounding
@@ -45,9 +52,50 @@ class _Result(Enum):
         return self in (_Result.CHANGE, _Result.MOMENT)
 
 
-# What is compared; the number of a step or, of state, a layer; a micro-batch or a parameter's name.
+# What is compared, and where: a step and a micro-batch or, for state, a layer and a parameter.
 _Key: TypeAlias = tuple[_Result, int, Any]
 _State: TypeAlias = dict[StageArray, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedStep:
+    """What devices returned in a step. Most keys are a stage number and a micro-batch.
+
+    Attributes:
+        y, dx: outputs and input gradients that the PS used. Other stages used all others, so
+            `LoggedStep` has them.
+        forward_by, backward_by: the devices that returned outputs, and input gradients.
+        squares: sums of squared gradients, by stage number.
+    """
+
+    y: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    dx: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    forward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    backward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    squares: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: StepResult, stored: StoredStep) -> Self:
+        """Return what devices returned in a completed step, with the arrays of the log."""
+        y: dict[tuple[int, int], Any] = {}
+        dx = {(0, batch): payload for batch, payload in stored.dx.items()}
+        last = len(stored.bounds) - 1
+        for one in stored.returned:
+            match one:
+                case OutputReady(batch, payload):  # a repeated pass returns another one
+                    y.setdefault((last, batch), payload)
+                case InputWanted(stage, batch, payload):
+                    y[stage, batch] = payload
+                case GradientWanted(stage, batch, payload):
+                    dx[stage + 1, batch] = payload
+        records = list(enumerate(result.records))
+        return cls(
+            y,
+            dx,
+            {(n, batch): device for n, r in records for batch, device in r.forward_by.items()},
+            {(n, batch): device for n, r in records for batch, device in r.backward_by.items()},
+            dict(enumerate(result.squares)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +104,16 @@ class StageReplay:
 
     Attributes:
         number: number of the stage.
-        steps, returned: the logged steps, and what else devices returned in them.
-        start, end: the snapshots.
+        steps, returned: the logged steps, and the results that devices returned in them.
+        start, end: the states in the two snapshots.
         device: the device that returned the stage's part of `end`.
     """
 
     number: int
     steps: Sequence[LoggedStep]
     returned: Sequence[ReturnedStep]
-    start: SavedBytes
-    end: SavedBytes
+    start: SavedTensors
+    end: SavedTensors
     device: int
 
     @property
@@ -144,7 +192,7 @@ class StageReplay:
                 see((_Result.MOMENT, layer, (name, number)), state[moment])
 
     def _result(self, key: _Key, local: Array) -> DeviceResult | None:
-        """Return what a device returned; None if it did not have to return it."""
+        """Return a device's result; None if no device had to return it."""
         what, at, which = key
         device: int | None = self.device
         if what.is_state:
@@ -167,7 +215,7 @@ class StageReplay:
         return DeviceResult(device, self._words(key), found, dtype)
 
     def _payload(self, what: _Result, at: int, batch: int) -> Any:
-        """Return an output or input gradient. The log has those that another stage got."""
+        """Return an output or input gradient, which the PS or another stage received."""
         step, returned, number = self.steps[at], self.returned[at], self.number
         if what == _Result.OUTPUT:
             if (own := returned.y.get((number, batch))) is not None:
@@ -221,7 +269,7 @@ def _with_values(array: StageArray, state: Mapping[StageArray, Array]) -> StageA
 
 
 def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> None:
-    """Do an optimizer step. It is not repeated with coarser rounding, which would hide its size."""
+    """Do an optimizer step in fp32. Errors of coarser rounding could be as large as the update."""
     resident = step.work.resident
     assert resident is not None
     for (layer, name), gradient in totals.items():
@@ -234,17 +282,3 @@ def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> 
         made = auditor.run(resident.update, feed, Rounding())
         for key, array in zip(keys, one.arrays, strict=True):
             state[array] = made[names.updated(key)].reshape(-1)
-
-
-def others_than_logged(
-    steps: Sequence[StageRecord], ps_after: Any
-) -> Iterator[tuple[str, tuple[int, int], Any]]:
-    """Yield outputs (`y`) and input gradients (`dx`) that no other stage of a step got."""
-    last = len(steps) - 1
-    for number, record in enumerate(steps):
-        if number == last or number in ps_after:
-            for batch, payload in record.y.items():
-                yield "y", (number, batch), payload
-        if not number or number - 1 in ps_after:
-            for batch, payload in record.dx.items():
-                yield "dx", (number, batch), payload

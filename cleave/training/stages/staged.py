@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -159,11 +159,12 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         self.replays: ReplayAudits | None = None
-        self._offered: Callable[[], None] | None = None  # if a forecast will decide
+        # Calls `keep_on_devices`, if a forecast for the next step says so.
+        self._offered: Callable[[], None] | None = None
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # of a step that is not in the log
         self._updates = False  # whether devices may do the update of this step
-        self._returned: list[Returned] = []  # what devices returned in this step, for the log
+        self._returned: list[Returned] = []  # results of this step, for the log
         self._repeats: StoredStep | None = None  # the logged step that is being repeated
         self._resumes = False  # whether the next step is the first one after repeated steps
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
@@ -284,7 +285,7 @@ class StagedModel:
             if isinstance(result, UpdateWanted):
                 self.predicted_s += plan.step_s
                 self._wanted = result
-                return self._take_dx(result.dx, x, embedded, losses)
+                return self._take(StepResult({}, result.dx, {}), x, embedded, losses)
             faults = self._faults
             if result is not None:
                 began_s = time.perf_counter()
@@ -319,8 +320,8 @@ class StagedModel:
         Args:
             storage: where the PS keeps the snapshot and the log; None for memory.
             planner: plans the stages from now on.
-            if_faster: whether to do so only if the next step, with the devices that are then
-                connected, is predicted to be faster, or if the storage has steps.
+            if_faster: whether to do so only if the next step is predicted to be faster, with the
+                devices that are then connected. Has no effect if the storage has logged steps.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -344,8 +345,8 @@ class StagedModel:
                 state, self._auditor, storage.folder, waits=waits, note=self._say
             )
         audited = (
-            f"each time that the server has fetched this state, it repeats the steps of a layer "
-            f"with probability {rate:g}, and goes back to an earlier step if a device lied"
+            f"whenever the server has fetched this state, it repeats the steps of each stage with "
+            f"probability {rate:g}, and goes back to an earlier step if a device lied"
             if rate
             else "their results are not audited: train on devices that you trust"
         )
@@ -387,8 +388,6 @@ class StagedModel:
         self._withdraw_unfinished()
         self.runtime.begin_step(self.resident.of_fetch(self._step_work))
         result = self._end_of_step()
-        if self.replays is not None:
-            self.replays.keep_own(self.resident.updates)
         self._use_snapshot(Snapshot(self.resident.updates, result.state, result.holders))
         self._log_plan = None
         if self.plans.planner is not self._planner:  # another division is possible from now on
@@ -409,7 +408,7 @@ class StagedModel:
         self._wanted, self._updates = None, False
 
     def _repeat(self, batch: Rows, stored: StoredStep, scale: float) -> float:
-        """Do the PS's part of a step whose other part an earlier process has logged."""
+        """Repeat the PS's part of a step that an earlier process logged."""
         stages = tuple(PlannedStage(*bound, ()) for bound in stored.bounds)
         plan = StagePlan(stages, {}, 0.0, {}, 0, 0)
         parts = batch.cut(stored.micro_batches)
@@ -420,7 +419,7 @@ class StagedModel:
         for one in stored.returned:
             self._answer(one, work, parts, given, scale, losses)
         self._repeats = stored
-        return self._take_dx(stored.dx, x, embedded, losses)
+        return self._take(StepResult({}, stored.dx, {}), x, embedded, losses)
 
     def _squares(self) -> float:
         if self._repeats is not None:
@@ -457,17 +456,16 @@ class StagedModel:
             dx=self._wanted.dx,
             squares=self._wanted.squares,
         )
-        updates = self.resident.updates
-        self.resident.add(self._step_work, result, stored)
+        stored = self.resident.add(self._step_work, result, stored)
         if self.replays is not None:
-            self.replays.add(self._step_work, result, updates)
+            self.replays.add(result, stored)
         self._wanted, self._updates = None, False
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self._use_snapshot(result.snapshot)
         between_s = self.resident.between_losses_s(self.runtime.now())
         self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
-        if self.resident.snapshot_is_due and self.resident.under_way is None:
+        if self.resident.snapshot_is_due:
             self.resident.under_way = self.resident.updates
             self.runtime.begin_snapshot(self._step_work, self.resident.updates)
 
@@ -486,27 +484,30 @@ class StagedModel:
         return self.resident.updates - self.replays.verified
 
     def settle(self) -> None:
-        """Fetch the state that is on devices, and wait for audits of it.
+        """Fetch the state from the devices, and wait until all audits have ended.
 
         Raises:
-            RolledBackError: if an audit found a lie. See also `sync`.
+            RolledBackError: if an audit found a lie.
         """
         self.sync()
         self._roll_back_if_due(wait=True)
 
     def _roll_back_if_due(self, *, wait: bool = False) -> None:
-        """Undo all steps since the last verified snapshot, if a replay audit found a lie.
+        """If a replay audit found a lie, undo all steps since the last verified snapshot.
+
+        Args:
+            wait: whether to wait for audits in progress.
 
         Raises:
-            RolledBackError: in that case. `wait`: whether to wait for audits in progress.
+            RolledBackError: if steps were undone.
         """
         if self.replays is None or (lie := self.replays.lie(wait=wait)) is None:
             return
         self._quarantine(lie.blamed)
         for fault in lie.faults if not lie.blamed else ():
             self._note(
-                f"a device returned a wrong result, but it is not certain which one, as the stage "
-                f"has changed devices: {fault.reason}"
+                f"a device returned a wrong result, but the stage has changed devices, so it is "
+                f"not known which one: {fault.reason}"
             )
         self.runtime.end_steps()  # all state on devices may follow from the lie
         steps = self.replays.roll_back()
@@ -700,7 +701,10 @@ class StagedModel:
         scale: float,
         losses: dict[int, float],
     ) -> StageArray:
-        """Return what devices get for what they returned. Add a loss to `losses`."""
+        """Run the PS's part of a micro-batch pass, and return its output for the devices.
+
+        After the last layer, this is a forward and a backward pass. Its loss is added to `losses`.
+        """
         if not isinstance(returned, OutputReady):
             return self._passed_on(returned, work, embedded)
         number = returned.batch
@@ -755,16 +759,6 @@ class StagedModel:
         self._faults += self._auditor.passed(self._step_work, done, watch)
         self.audit_s += time.perf_counter() - began_s
         return done
-
-    def _take_dx(
-        self,
-        dx: Mapping[int, Any],
-        x: Tensor,
-        embedded: Sequence[Embedded],
-        losses: dict[int, float],
-    ) -> float:
-        """Do as `_take` for a step whose other gradients stay on devices."""
-        return self._take(StepResult({}, dx, {}), x, embedded, losses)
 
     def _take(
         self,
@@ -898,9 +892,10 @@ class StagedModel:
             return self._plan_for(batch)
 
     def _resume(self, logged: StagePlan, batch: Rows) -> None:
-        """Choose new devices for the stages of logged steps, as all devices lost the connection.
+        """Assign the stages of logged steps to the devices that are connected now.
 
-        Wait for as many devices as stages, but not for long after the first device.
+        Wait until as many devices as stages are connected, but not longer than `RETURN_S` once the
+        first device is connected.
         """
         waited_s = 0.0
         while (there := len(self.plans.devices())) < len(logged.stages) and waited_s < RETURN_S:

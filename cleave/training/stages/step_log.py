@@ -7,13 +7,12 @@ than the memory of a small server. Each step is in a file of its own.
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from cleave.files import make_folder, own_folder, write_all, write_atomically
+from cleave.files import mapped_copy, own_folder, write_atomically
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
 from cleave.training.loop.run_folder import log_file
 from cleave.training.stages.stored_steps import StoredStep
@@ -23,7 +22,7 @@ _NAME: Final = re.compile(r"step-(\d{6,})\.log")
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """The files of a log that a server finds again when it is restarted.
+    """The files of a log that a restarted server continues.
 
     Attributes:
         path: the folder, which exists only if it has files.
@@ -44,14 +43,13 @@ class LogFolder:
 
     def after(self, number: int) -> list[StoredStep]:
         """Return all steps after step `number`, until one is missing or damaged."""
-        return [*self._after(number)]
-
-    def _after(self, number: int) -> Iterator[StoredStep]:
-        while (step := StoredStep.read(self._of(number := number + 1))) is not None:
-            yield step
+        found: list[StoredStep] = []
+        while (step := StoredStep.read(self._of(number + len(found) + 1))) is not None:
+            found.append(step)
+        return found
 
     def keep(self, numbers: range) -> None:
-        """Remove the files of all steps but these."""
+        """Remove the files of all other steps."""
         for number in self.numbers():
             if number not in numbers:
                 self._of(number).unlink(missing_ok=True)
@@ -64,9 +62,8 @@ class StepLog:
     """The steps since a snapshot.
 
     Args:
-        folder: where the files are; None to keep all steps in memory. In a path that is no
-            `LogFolder`, files have no names, so the operating system deletes them when nothing
-            refers to them, also if the process is killed.
+        folder: where the files are; None to keep all steps in memory. In a folder that is not a
+            `LogFolder`, files have no names; see `mapped_copy`.
         note: called with a message if a step stays in memory, because it cannot be written.
 
     Attributes:
@@ -81,12 +78,15 @@ class StepLog:
         self._note = note
         self._sizes: list[int] = []
 
-    def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> None:
-        """Add a step, whose updates all devices have done.
+    def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> StoredStep:
+        """Add a step after all devices have done its updates.
 
         Args:
             number: the step's number in the run.
             work: the step's layers and their arguments.
+
+        Returns:
+            The step, with its arrays in a file if they could be written.
         """
         size = sum(a.nbytes for each in (*step.x, *step.dy) for a in each.values())
         try:
@@ -94,13 +94,14 @@ class StepLog:
         except OSError as error:  # for example, the disk is full
             self._note(f"the log of steps stays in memory, because it cannot be written: {error}")
         self._add(work, resident, step, size)
+        return step
 
     def repeat(self, work: StepWork, resident: Resident, step: StoredStep) -> None:
-        """Add a step that is in a file already, because an earlier process did it."""
+        """Add a step that an earlier process did, and that is in a file already."""
         self._add(work, resident, step, 0)
 
     def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
-        # Only what a device needs to repeat its passes. The first inputs say the dtype.
+        # Keep only what devices need to repeat passes. `x` gives the dtype of activations.
         x = list(step.x[0].values())
         work = replace(work, x=x, resident=resident, loss=None, slices=(), slice_works=())
         self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))
@@ -118,9 +119,4 @@ class StepLog:
             return self._folder.write(number, step)
         if self._folder is None:
             return step
-        make_folder(self._folder)
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            for part in replace(step, returned=(), dx={}).pack():
-                write_all(file, part)
-            file.flush()
-            return StoredStep.mapped(file) or step
+        return StoredStep.unpacked(mapped_copy(self._folder, step.pack())) or step

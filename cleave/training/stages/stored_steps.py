@@ -1,22 +1,21 @@
-"""Steps in files, from which a killed server continues while devices keep trained state.
+"""Logged steps in files, from which a restarted server rebuilds trained state on devices.
 
-A file begins with a description in msgpack and its length. The arrays follow, then a checksum. A
+A file has the length of a description, the description in msgpack, the arrays, and a checksum. A
 damaged file, for example after a power loss, ends the log.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
+from cleave.files import mapped
 from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import GradientWanted, InputWanted, OutputReady
 
@@ -28,11 +27,11 @@ _CHECKSUM: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredStep:
-    """A completed step, with all that devices and the PS need to repeat it.
+    """A completed step, with everything that devices and the PS need to repeat it.
 
     Attributes:
         rate: learning rate of the step.
-        bounds: for each stage, the number of its first layer, and of its last layer plus one.
+        bounds: for each stage, the numbers of its first layer and of the layer after its last.
         x, dy, scalars: what devices need; see `LoggedStep`.
         returned: what devices returned during the passes, in the order in which the PS used it.
         dx: gradients of the first stage's inputs, by micro-batch.
@@ -81,27 +80,24 @@ class StoredStep:
         """Map a file with a step into memory. Return None if the file is missing or damaged."""
         try:
             with path.open("rb") as file:
-                return cls.mapped(file)
+                return cls.unpacked(mapped(file))
         except FileNotFoundError:
             return None
 
     @classmethod
-    def mapped(cls, file: IO[bytes]) -> Self | None:
-        """Map an open file with a step into memory. Return None if it is damaged."""
-        if not file.seek(0, os.SEEK_END):
-            return None
-        held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    def unpacked(cls, held: memoryview) -> Self | None:
+        """Return the step in the contents of a file. Return None if the contents are damaged."""
         body, end = held[: -_CHECKSUM.size], held[-_CHECKSUM.size :]
         if len(body) < _LENGTH.size or _CHECKSUM.pack(zlib.crc32(body)) != end:
             return None
         (length,) = _LENGTH.unpack_from(body)
         begin = _LENGTH.size + length
         said = msgspec.msgpack.decode(body[_LENGTH.size : begin])
-        payloads = iter(_cut(body[begin:], said["sizes"]))
+        payloads = iter(cut(body[begin:], said["sizes"]))
         arrays = iter(
             [
                 StageArray(rows, columns, dtype, payload)
-                # `strict` would read one payload more
+                # `strict` would take another payload from the iterator
                 for (rows, columns, dtype), payload in zip(said["arrays"], payloads, strict=False)
             ]
         )
@@ -139,7 +135,8 @@ def _returned(kind: int, stage: int, batch: int, payload: memoryview) -> Returne
             return GradientWanted(stage, batch, payload)
 
 
-def _cut(body: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
+def cut(body: memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Yield consecutive parts with these sizes in bytes."""
     first = 0
     for size in sizes:
         yield body[first : first + size]
