@@ -73,7 +73,8 @@ class ResidentFiles:
         self._note = note
         self._thread = ThreadPoolExecutor(1, "cleave-snapshot")
         self._writing: list[Future[None]] = []
-        # If one half of a later checkpoint was damaged, this process may write that half anew.
+        # A later checkpoint may have a damaged half. This process could write that half again, and
+        # the two halves would not belong together.
         for name in (LAYERS, REST):
             remove_checkpoints(run / name, lambda each: each > self._base)
 
