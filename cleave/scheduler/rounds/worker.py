@@ -1,7 +1,7 @@
-"""The messages to one device that trains a whole model alone and returns the difference.
+"""Request local steps from one device, and the difference of its weights.
 
-The device never overwrites a weight, so the weights with which a round began stay until the next
-round. They are the arrays that `DeviceArrays` keeps for a snapshot.
+The device never overwrites a weight. `DeviceArrays._snapshot` keeps the weights with which a round
+began until the next round begins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEPS_IN_FLIGHT: Final = 2  # so that a device need not wait for the next step
 
 
 class LocalWorker(StageDevice):
-    """One device's share of rounds.
+    """Tracks one device's work in rounds, and queues its messages.
 
     Attributes:
         round: number of the last round that the device began.
@@ -61,7 +61,7 @@ class LocalWorker(StageDevice):
         self._plan = PlannedStage(0, len(model.step.layers), (device,), loss=True)
 
     def begin(self, work: RoundWork) -> None:
-        """Bring the device's weights up to date and begin its local steps."""
+        """Update the device's weights, and prepare its local steps."""
         if self.round and self.round == work.number - 1:
             for key, update in work.updates.items():
                 self._add(key, update)
@@ -72,7 +72,7 @@ class LocalWorker(StageDevice):
         self.compute_s, self.tokens = 0.0, 0
 
     def _load(self, weights: Mapping[SumName, StageArray]) -> None:
-        """Send the weights, graphs and other arrays, and begin moments with zeros."""
+        """Send the weights and all other arrays. The device fills the moments with zeros."""
         self.end_snapshot()
         self.start_over()
         self._updates, self.updates = dict.fromkeys(self._resident.arrays, 0), 0

@@ -119,30 +119,30 @@ class WholeModel:
         logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
         inputs = _FP32 * tokens * width * (len(layers) + 2)
         self.work = LocalModel(
-            StepWork(
-                layers,
-                loss,
-                [],
-                width,
-                [tokens],
-                [],
-                "fp32",
+            step=StepWork(
+                layers=layers,
+                loss=loss,
+                x=[],
+                width=width,
+                tokens=[tokens],
+                stages=[],
+                gradients="fp32",
                 resident=Resident(
                     resident, work.graph(update_graph(rule)), work.graph(squares_graph())
                 ),
             ),
-            EmbeddingWork(
+            embedding=EmbeddingWork(
                 work.graph(embedding.forward),
                 work.graph(embedding.backward) if embedding.trainable else None,
                 {names.parameter(n): work.parameter(held[n]) for n in embedding.parameters},
                 {n: sum_shape(held[n]) for n in embedding.trainable},
             ),
-            {key: self.exchange.work(one.weight) for key, one in resident.items()},
-            work.graph(zeros_graph()),
-            work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
-            states * trained + frozen,
-            trained + logits + inputs,
-            sum(sum(layer.activations.values()) for layer in layers) * batch,
+            exchange={key: self.exchange.work(one.weight) for key, one in resident.items()},
+            zeros=work.graph(zeros_graph()),
+            clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
+            held_bytes=states * trained + frozen,
+            working_bytes=trained + logits + inputs,
+            activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
         )
 
     def _parameter(self, work: ModelWork, tensor: Tensor) -> ResidentParameter:
