@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -175,7 +175,7 @@ def two_homes() -> Iterator[Homes]:
 
 @dataclass
 class Travel:
-    """What it took to join and to train in one way."""
+    """Times, traffic and losses of one way."""
 
     ready_s: float
     step_s: float
@@ -245,8 +245,8 @@ def _wireguard(homes: Homes, stack: ExitStack, folder: Path, members: Sequence[s
     homes.forwards("public")
 
 
-def _until(condition: Any, longest_s: float = 60.0) -> None:
-    """Wait for a condition. Raise RuntimeError when it does not become true in time."""
+def _until(condition: Callable[[], bool], longest_s: float = 60.0) -> None:
+    """Wait until a condition holds. Raise RuntimeError after `longest_s` seconds."""
     until_s = time.monotonic() + longest_s
     while not condition():
         if time.monotonic() > until_s:
@@ -359,8 +359,8 @@ def main() -> None:
     with two_homes() as homes, tempfile.TemporaryDirectory() as root:
         for host in ("192.168.1.2", _SERVER_HOME, _PUBLIC):
             if homes.reaches(host, _PORT):
-                raise SystemExit(f"the device reaches {host} without any way")
-        print("without any of the ways, the device does not reach the server")
+                raise SystemExit(f"the device reaches {host} without a tunnel or forwarded port")
+        print("without a tunnel or forwarded port, the device does not reach the server")
         reference, step_s = alone(options.steps, Path(root))
         print(f"server alone: {step_s:.2f} s a step, loss {reference[-1]:.4f}")
         worst = 0.0

@@ -226,8 +226,7 @@ def model_fits(
         in_fp32,
         PsCompute(_ANY_FLOPS_PER_S, 0.0, card),
     )
-    found = question.choose(Method.AUTO).forecasts
-    forecasts = [each for each in found if each.method is not Method.DILOCO]  # not exact
+    forecasts = question.choose(Method.AUTO).exact
     fits = [fit(each, sizes, batch, sent, memory_bytes) for each in forecasts]
     # A checkpoint contains the trained fp32 weights and AdamW's moments.
     one_bytes = (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters

@@ -1,7 +1,8 @@
 """`diloco`: local updates (DiLoCo, arXiv 2311.08105). This is not exact training.
 
-Devices train whole models alone, and exchange weights with the server every 50 steps in bf16. An
-`Outcome` is the share of a round for as many tokens as a step has. The planner predicts rounds.
+Devices train whole models alone, and exchange weights with the server every 50 steps in bf16. The
+planner predicts a round. An `Outcome` is the part of it in which devices train on as many tokens as
+a step has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Final
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.local_updates import Rounds, plan_round
-from cleave.workload.stages import StageSizes
 from simulator.method import Conditions, Outcome, Part
 
 _ENDLESS_BYTES: Final = 2**60
@@ -23,10 +23,8 @@ class LocalUpdates:
     name = "diloco"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome: the predicted round, of all devices if no device has the memory."""
-        element = conditions.element.sent
-        sizes = StageSizes(conditions.spec, conditions.seq, element, element)
-        devices = conditions.fp32_devices or conditions.devices
+        """Return one outcome: the predicted round. If no device has the memory, all take part."""
+        sizes, devices = conditions.stage_sizes, conditions.graph_devices
         each = -(-conditions.batch // max(1, len(devices)))
         model, elements = sizes.costs([conditions.seq]), sizes.trained_parameters
         misfit = ""

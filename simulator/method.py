@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import StageSizes
 
 PS_FLOPS_PER_S: Final = 500e9  # assumed throughput of a parameter server without accelerators
 
@@ -32,8 +33,8 @@ class Conditions:
             rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
         element: bytes per element in each direction: sent to devices, and returned by devices.
         ps: rates of the parameter server's network card.
-        fp32_devices: devices with fp32 throughput, for the layers of `cleave-stages`. Link rates
-            count bytes on the wire, and flags mark compressed directions. Empty to use `devices`.
+        fp32_devices: devices with fp32 throughput, for layer graphs. Link rates count bytes on the
+            wire, and flags mark compressed directions. Empty to use `devices`.
         ps_flops_per_s: throughput of the parameter server, used if no device computes the loss.
     """
 
@@ -56,6 +57,16 @@ class Conditions:
     def fastest_links(self) -> npt.NDArray[np.intp]:
         """Return device indices by descending link rate (the lower of uplink and downlink)."""
         return np.argsort(-np.minimum(self.rates.uplink, self.rates.downlink), kind="stable")
+
+    @property
+    def graph_devices(self) -> Sequence[DeviceRates]:
+        """Return the devices with rates for layer graphs, which run in fp32."""
+        return self.fp32_devices or self.devices
+
+    @property
+    def stage_sizes(self) -> StageSizes:
+        """Return the sizes of the model's layers."""
+        return StageSizes(self.spec, self.seq, self.element.sent, self.element.sent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.planner.stages.simulation import costs_of
-from cleave.workload.stages import StageSizes
 from simulator.method import Conditions, Outcome, Part, impossible
 
 
@@ -29,9 +28,7 @@ class Stages:
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one outcome: the planner's fastest plan, or the reason why no plan exists."""
-        element = conditions.element.sent
-        whole = StageSizes(conditions.spec, conditions.seq, element, element)
-        devices = conditions.fp32_devices or conditions.devices
+        whole, devices = conditions.stage_sizes, conditions.graph_devices
         ps = PsCompute(conditions.ps_flops_per_s, 0.0, conditions.ps)
         try:
             found = whole.forecaster(conditions.batch, ps).by_stages(devices)

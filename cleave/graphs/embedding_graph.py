@@ -1,4 +1,4 @@
-"""Export everything before a model's first layer as graphs, for devices that hold whole models."""
+"""Export everything before a model's first layer as graphs, for devices that train whole models."""
 
 from __future__ import annotations
 

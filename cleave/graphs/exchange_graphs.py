@@ -1,13 +1,13 @@
-"""Graphs with which devices that train whole models exchange weights with the server.
+"""Graphs for local updates, in which devices exchange weights with the server.
 
-A device returns the difference between the weights with which a round of local updates began and
-its present weights. Then it adds the change of the server's weights to those of the beginning.
-All graphs take weights as vectors, so one graph serves all parameters.
+After a round, a device subtracts its weights from those with which the round began, and returns the
+difference. It adds the change of the server's weights to the weights with which the round began.
+Graphs take weights as vectors, so one graph serves all parameters.
 
 With `int8`, each block of elements has one scale, and an element is a whole number from -123 to 123
-times the scale. Devices return arrays only in floating-point dtypes, so two such numbers travel as
-the bits of one fp16 number. All bit patterns of normal numbers occur, and no others: some devices
-round subnormal numbers to 0.
+times the scale. Devices return arrays only in floating-point dtypes, so two whole numbers travel as
+the bits of one fp16 number. Only normal fp16 numbers are used, because some devices round subnormal
+numbers to 0.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cleave.machine.onnx_graph import ArrayType, Node, written
 
 _VECTOR: Final = ArrayType(["elements"])
 _TINY: Final = 1e-30  # smallest scale, so that a block of zeros can be divided by its scale
-_BLOCK: Final = 256  # most elements with one scale
-_LEAST_BLOCK: Final = 32  # of fewer elements, scales would be a large part of the traffic
+_BLOCK: Final = 256  # maximum number of elements with one scale
+_LEAST_BLOCK: Final = 32  # with smaller blocks, scales would be a large part of the traffic
 _LARGEST: Final = 123  # largest magnitude of a code
 _CODES: Final = 2 * _LARGEST + 1
 _NORMAL: Final = 30 * 1024  # number of positive normal fp16 numbers
@@ -34,16 +34,15 @@ _BIAS: Final = 15  # of the exponents of fp16
 
 def zeros_graph() -> bytes:
     """Return a graph from `WEIGHT` to `MOMENT`: zeros in its shape, for an optimizer moment."""
-    node = Node("Sub", [names.WEIGHT, names.WEIGHT], [names.MOMENT])
-    return written([node], {names.WEIGHT: _VECTOR}, {names.MOMENT: _VECTOR})
+    return _of_two("Sub", names.WEIGHT, names.WEIGHT, names.MOMENT)
 
 
 def clip_graph(scalars: int) -> bytes:
     """Return a graph that clips gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
 
-    Inputs are the coefficients of an optimizer step, `SCALARS`, of which the first is the largest
-    norm, and `total(SQUARES)`, the sum of squared gradient elements. The output has the factor of
-    the gradients as its first coefficient.
+    Inputs are `SCALARS`, the coefficients of an optimizer step, and `total(SQUARES)`, the sum of
+    squared gradient elements. The first coefficient is the largest norm. The graph replaces it by
+    the factor of the gradients.
     """
     squares, made = names.total(names.SQUARES), names.updated(names.SCALARS)
     nodes = [
@@ -68,20 +67,22 @@ def clip_graph(scalars: int) -> bytes:
 
 def difference_graph() -> bytes:
     """Return a graph from `START` and `WEIGHT` to `GRADIENT`, their difference."""
-    node = Node("Sub", [names.START, names.WEIGHT], [names.GRADIENT])
-    inputs = {names.START: _VECTOR, names.WEIGHT: _VECTOR}
-    return written([node], inputs, {names.GRADIENT: _VECTOR})
+    return _of_two("Sub", names.START, names.WEIGHT, names.GRADIENT)
 
 
 def added_graph() -> bytes:
     """Return a graph from `START` and `GRADIENT` to `updated(WEIGHT)`, their sum."""
-    node = Node("Add", [names.START, names.GRADIENT], [names.updated(names.WEIGHT)])
-    inputs = {names.START: _VECTOR, names.GRADIENT: _VECTOR}
-    return written([node], inputs, {names.updated(names.WEIGHT): _VECTOR})
+    return _of_two("Add", names.START, names.GRADIENT, names.updated(names.WEIGHT))
+
+
+def _of_two(op: str, one: str, other: str, out: str) -> bytes:
+    """Return a graph with a single operator on two vectors."""
+    node = Node(op, [one, other], [out])
+    return written([node], dict.fromkeys((one, other), _VECTOR), {out: _VECTOR})
 
 
 def block_of(elements: int) -> int:
-    """Return the number of elements with one scale; 0 if a vector cannot travel in 8 bits."""
+    """Return the number of elements with one scale; 0 if a vector cannot be sent in 8 bits."""
     block = gcd(elements, _BLOCK)
     return block if block >= _LEAST_BLOCK else 0
 
@@ -89,8 +90,8 @@ def block_of(elements: int) -> int:
 def coded_difference_graph(block: int) -> bytes:
     """Return a graph from `START` and `WEIGHT` to `CODES` and `SCALES`.
 
-    `CODES` has one number for two elements, which `codes_of` decodes. `SCALES` has one number for
-    each `block` elements.
+    `CODES` has one fp16 number for two elements; `codes_of` decodes it. `SCALES` has one number for
+    each block of `block` elements.
     """
     nodes = [
         Node("Sub", [names.START, names.WEIGHT], ["difference"]),

@@ -374,6 +374,11 @@ class MethodChoice:
     forecasts: Sequence[Forecast]
 
     @property
+    def exact(self) -> list[Forecast]:
+        """Return the forecasts of exact methods, of which AUTO chooses one."""
+        return [each for each in self.forecasts if each.method in _BY_TRAFFIC]
+
+    @property
     def chosen(self) -> Forecast:
         """Return the forecast of the requested method, or of the fastest method for AUTO.
 
@@ -390,8 +395,7 @@ class MethodChoice:
         """Return the same forecast as `chosen`, even if the requested method is impossible."""
         if self.asked is not Method.AUTO:
             return next(each for each in self.forecasts if each.method is self.asked)
-        exact = [each for each in self.forecasts if each.method in _BY_TRAFFIC]
-        order = sorted(exact, key=lambda each: _BY_TRAFFIC.index(each.method))
+        order = sorted(self.exact, key=lambda each: _BY_TRAFFIC.index(each.method))
         return min(order, key=lambda each: each.step_s)
 
     @property
@@ -410,8 +414,7 @@ class MethodChoice:
         chosen = self.chosen
         if self.asked is not Method.AUTO:
             return f"Using {chosen.method.value}, as requested."
-        exact = [e for e in self.forecasts if e.method in _BY_TRAFFIC]
-        possible = [e for e in exact if not e.refused and e is not chosen]
+        possible = [e for e in self.exact if not e.refused and e is not chosen]
         name = _NAMES[chosen.method]
         if not possible:
             return f"Using {name}: no other method is possible."

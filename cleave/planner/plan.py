@@ -27,8 +27,8 @@ class Method(Enum):
     """The parameter server (PS) trains alone."""
 
     DILOCO = "diloco"
-    """Each device trains the whole model alone, and the PS averages the weights' changes now and
-    then (local updates). This is another algorithm, with other losses. AUTO never chooses it."""
+    """Each device trains the whole model alone for many steps, and then the PS averages the changes
+    of their weights (local updates). This algorithm is not exact, and AUTO never chooses it."""
 
 
 class StateMode(Enum):

@@ -557,18 +557,18 @@ class LiveRuntime(Runtime):
 
     def begin_step(self, work: StepWork) -> None:
         """Start a step by stages. Raise FleetError if the fleet is closed."""
-        if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to continue")
-        self._step_token = work.token
+        self._begin(self.manager.begin_step, work)
         self.count_step(work)
-        self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def begin_round(self, work: RoundWork) -> None:
         """Start a round of local updates. Raise FleetError if the fleet is closed."""
+        self._begin(self.manager.begin_round, work)
+
+    def _begin(self, what: Callable[..., list[ForRuntime]], work: StepWork | RoundWork) -> None:
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to continue")
         self._step_token = work.token
-        self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_round, work)
+        self.loop.call_soon_threadsafe(self._step_call, what, work)
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
         self._post(self._step_call, self.manager.renew, arrays)

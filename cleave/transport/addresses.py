@@ -6,12 +6,12 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from cleave.errors import UsageError
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _WEBSOCKET_SCHEMES: Final = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 # Addresses reserved for documentation. No packet is sent: the system only picks a source address.
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -118,15 +118,13 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 def parse_origin(text: str) -> str:
     """Normalize a web origin to the format of the `Origin` header; raise UsageError if invalid."""
-    parts = urlsplit(text.strip().lower())
-    bare = parts.path in ("", "/") and not parts.query and not parts.fragment
-    if not parts.scheme or not parts.netloc or "@" in parts.netloc or "*" in text or not bare:
+    parts = _bare_url(text)
+    if parts is None or "*" in text:
         raise UsageError(
             f"{text!r} is no origin; give scheme, host and port of the page, like "
             f"https://example.org or http://192.168.1.20:8000"
         )
-    default = f":{_DEFAULT_PORTS.get(parts.scheme, '')}"
-    return f"{parts.scheme}://{parts.netloc.removesuffix(default)}"
+    return f"{parts.scheme}://{_without_default_port(parts)}"
 
 
 def parse_public_url(text: str) -> str:
@@ -135,21 +133,29 @@ def parse_public_url(text: str) -> str:
     `https://` and `http://` are read as `wss://` and `ws://`.
 
     Raises:
-        UsageError: if `text` is no such address, or has a path, a user name or a fragment.
+        UsageError: if `text` is not such an address, or has a path, a user name or a fragment.
     """
-    try:
-        parts = urlsplit(text.strip())
-        scheme = _WEBSOCKET_SCHEMES.get(parts.scheme, "")
-        bare = parts.path in ("", "/") and not parts.query and not parts.fragment
-        wrong = not scheme or not parts.hostname or "@" in parts.netloc or parts.port == 0
-    except ValueError:  # invalid port, or incomplete IPv6 address
-        wrong = True
-    if wrong or not bare:
+    parts = _bare_url(text)
+    if parts is None or parts.scheme not in _WEBSOCKET_SCHEMES:
         raise UsageError(
             f"--public-url is {text!r}; give scheme, host and port, like wss://example.org:8765"
         )
-    default = f":{_DEFAULT_PORTS['https' if scheme == 'wss' else 'http']}"
-    return f"{scheme}://{parts.netloc.lower().removesuffix(default)}"
+    return f"{_WEBSOCKET_SCHEMES[parts.scheme]}://{_without_default_port(parts)}"
+
+
+def _bare_url(text: str) -> SplitResult | None:
+    """Return the parts of a URL in lower case; None unless it is a scheme, a host and any port."""
+    try:
+        parts = urlsplit(text.strip().lower())
+        wrong = not parts.scheme or not parts.hostname or "@" in parts.netloc or parts.port == 0
+    except ValueError:  # invalid port, or incomplete IPv6 address
+        return None
+    wrong = wrong or parts.path not in ("", "/") or bool(parts.query or parts.fragment)
+    return None if wrong else parts
+
+
+def _without_default_port(parts: SplitResult) -> str:
+    return parts.netloc.removesuffix(f":{_DEFAULT_PORTS.get(parts.scheme, '')}")
 
 
 def app_link(page_url: str) -> str:

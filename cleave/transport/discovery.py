@@ -32,11 +32,13 @@ _CONNECT_S: Final = 1.0  # time for one of a server's addresses to accept a conn
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a server announces, and what a device finds. A device must not trust any of it.
+    """A server's announcement on its network.
+
+    Any machine can announce anything, so a device must not trust an announcement.
 
     Attributes:
         name: name of the server's machine.
-        title: who asks for devices; may be empty.
+        title: person or project that asks for devices; may be empty.
         addresses: the server's IP addresses.
         fingerprint: fingerprint of the server's certificate; empty without TLS or with an
             authority's certificate.
@@ -68,21 +70,18 @@ def announced(what: Announcement, interfaces: Sequence[str] = ()) -> Iterator[No
         UsageError: if the package `zeroconf` is not installed.
         CleaveError: if the network does not permit multicast DNS.
     """
-    try:
-        from zeroconf import NonUniqueNameException, ServiceInfo
-    except ImportError:
-        raise not_installed("--announce", "zeroconf", "lan") from None
-
     properties = {"v": _VERSION, "tls": str(int(what.secure)), "fp": what.fingerprint}
     properties["title"] = _cut(what.title, _TITLE_BYTES)
-    info = ServiceInfo(
-        SERVICE,
-        f"{_cut(what.name, _LABEL_BYTES)}.{SERVICE}",
-        port=what.port,
-        properties=properties,
-        parsed_addresses=list(what.addresses),
-    )
-    with _zeroconf(interfaces) as network:
+    with _zeroconf("--announce", interfaces) as network:
+        from zeroconf import NonUniqueNameException, ServiceInfo
+
+        info = ServiceInfo(
+            SERVICE,
+            f"{_cut(what.name, _LABEL_BYTES)}.{SERVICE}",
+            port=what.port,
+            properties=properties,
+            parsed_addresses=list(what.addresses),
+        )
         try:
             network.register_service(info, allow_name_change=True)
         except (OSError, NonUniqueNameException) as error:
@@ -104,28 +103,23 @@ def find_servers(wait_s: float = LOOK_S, interfaces: Sequence[str] = ()) -> list
         UsageError: if the package `zeroconf` is not installed.
         CleaveError: if the network does not permit multicast DNS.
     """
-    try:
+    found = []
+    with _zeroconf("finding servers", interfaces) as network:
         from zeroconf import ServiceBrowser, ServiceStateChange
-    except ImportError:
-        raise not_installed("finding servers", "zeroconf", "lan") from None
 
-    names: set[str] = set()
-    lock = threading.Lock()
+        names: set[str] = set()
 
-    def changed(
-        zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
-    ) -> None:
-        with lock:
+        def changed(
+            zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+        ) -> None:
             if state_change is ServiceStateChange.Removed:
                 names.discard(name)
             else:
                 names.add(name)
 
-    found = []
-    with _zeroconf(interfaces) as network:
         browser = ServiceBrowser(network, SERVICE, handlers=[changed])
         threading.Event().wait(wait_s)
-        browser.cancel()
+        browser.cancel()  # ends the thread that calls `changed`
         for name in sorted(names):
             info = network.get_service_info(SERVICE, name, timeout=1000)
             addresses = tuple(info.parsed_addresses()) if info is not None else ()
@@ -151,7 +145,7 @@ def answering(what: Announcement) -> str:
 def _read(
     name: str, port: int, addresses: tuple[str, ...], properties: dict[str, str | None]
 ) -> Announcement | None:
-    """Return an announcement; None if another program or a later version announces this."""
+    """Return the announcement in a service's properties; None if they are not of this version."""
     if properties.get("v") != _VERSION:
         return None
     fingerprint, secure = properties.get("fp") or "", properties.get("tls") == "1"
@@ -173,9 +167,12 @@ def _cut(text: str, size: int) -> str:
 
 
 @contextmanager
-def _zeroconf(interfaces: Sequence[str]) -> Iterator[Zeroconf]:
-    from zeroconf import InterfaceChoice, Zeroconf
-
+def _zeroconf(what: str, interfaces: Sequence[str]) -> Iterator[Zeroconf]:
+    """Open multicast DNS on the interfaces. `what` needs it, for the error without the package."""
+    try:
+        from zeroconf import InterfaceChoice, Zeroconf
+    except ImportError:
+        raise not_installed(what, "zeroconf", "lan") from None
     try:
         network = Zeroconf(list(interfaces) or InterfaceChoice.All)
     except OSError as error:

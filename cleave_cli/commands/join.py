@@ -17,6 +17,7 @@ from typer import Argument, Option
 from cleave.device.host.policy import parse_memory, parse_policy
 from cleave.errors import CleaveError, UsageError, choice_of
 from cleave.protocol import limits
+from cleave.protocol.texts import clean
 from cleave_cli.render.text import printable
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FIL
 UrlOrNone = Annotated[
     str,
     Argument(
-        help="Join URL that `cleave serve` prints, or @FILE with this URL. Default: find servers "
-        "on this network (`cleave serve --announce`), and ask.",
+        help="Join URL that `cleave serve` prints, or @FILE with this URL. Default: find the "
+        "servers on this network that were started with --announce, and ask which to join.",
         show_default=False,
     ),
 ]
@@ -339,11 +340,11 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     """Find servers on this network, and return the join URL of the one that the user chooses.
 
     Args:
-        saved: credentials for servers that this device has joined before. It needs no code there.
+        saved: credentials for servers that this device has joined before, and which need no code.
         called: name of this device.
 
     Raises:
-        CleaveError: if no server answers, or its addresses do not.
+        CleaveError: if no server is found, or the chosen one cannot be reached.
         typer.Exit: if the user declines.
     """
     from cleave.transport.discovery import answering, find_servers
@@ -359,11 +360,12 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
         title = f" ({server.title})" if server.title else ""
         certificate = server.fingerprint or "of an authority"
         shown = f"certificate {certificate}" if server.secure else _NO_TLS
-        text = f"{number}: {server.name}{title}, port {server.port}\n   {shown}"
-        typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
+        # Without line breaks, so that a name or title cannot look like another server.
+        typer.echo(clean(f"{number}: {server.name}{title}, port {server.port}"), err=True)
+        typer.echo(f"   {shown}", err=True)
     typer.echo(
-        "\nAnybody on this network can announce a server. Join only a certificate that the "
-        "server itself printed.",
+        "\nAnybody on this network can announce a server. Join a server only if it has printed "
+        "the same certificate itself.",
         err=True,
     )
     chosen: int = typer.prompt(
@@ -378,7 +380,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     if not address:
         places = ", ".join(server.addresses)
         raise CleaveError(
-            f"{printable(server.name)} answers at none of its addresses ({places}; port "
+            f"{clean(server.name)} answers at none of its addresses ({places}; port "
             f"{server.port}); check its firewall"
         )
     if saved.find(server.url(address), called):

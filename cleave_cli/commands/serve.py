@@ -116,8 +116,8 @@ def serve(
     public_url: Annotated[
         str,
         Option(
-            help="Address of a tunnel or reverse proxy that leads here, such as "
-            "wss://example.org:8765. Join URLs name it. TLS ends here, unless --tls is off."
+            help="Address of a tunnel or reverse proxy that forwards connections to this server, "
+            "such as wss://example.org:8765, for join URLs. It sees only TLS, unless --tls is off."
         ),
     ] = "",
     announce: Annotated[
@@ -225,8 +225,8 @@ def serve(
     need_train_extra("cleave serve", "prometheus_client")
     if announce and is_loopback(host):
         raise UsageError(
-            f"--announce is for other machines, and --host is {host}, which they do not reach; "
-            f"give --host 0.0.0.0"
+            f"--announce is for other machines, and they cannot reach --host {host}; give "
+            f"--host 0.0.0.0"
         )
     if announce and tls_cert is not None:
         raise UsageError(
@@ -236,8 +236,8 @@ def serve(
     if servers > 1:
         if public_url:
             raise UsageError(
-                f"--public-url {public_url} leads to one server, and --servers is {servers}: each "
-                f"needs an address that devices reach; give --servers 1"
+                f"--public-url {public_url} is the address of one server, and --servers is "
+                f"{servers}; give --servers 1"
             )
         need_ray("--servers")
     import cleave
@@ -425,15 +425,15 @@ def _welcome(
 
 
 def _relayed(server: Server) -> str:
-    """Return where the relay of --public-url has to lead; empty without a relay."""
+    """Return what the relay of --public-url must do; empty without a relay."""
     outside, own = (urlsplit(url) for url in (server.address, server.operator_url))
     if outside.netloc == own.netloc:
         return ""
-    text = f"devices connect to {outside.netloc}, which has to lead to {own.netloc}"
+    text = f"devices connect to {outside.netloc}, which must forward connections to {own.netloc}"
     if outside.scheme != own.scheme:
         text += (
-            "; TLS has to end there, with a certificate that devices trust, and what runs there "
-            "reads everything (to prevent that, leave out --tls off)"
+            "; it must terminate TLS with a certificate that devices trust, and it can read "
+            "everything (to prevent that, leave out --tls off)"
         )
     return text
 

@@ -1,4 +1,4 @@
-"""The plot of `cleave demo`: the losses of one machine and of devices, on each other."""
+"""Plot the losses of `cleave demo`: of one machine and of devices, on the same axes."""
 
 from __future__ import annotations
 

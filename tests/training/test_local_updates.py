@@ -17,7 +17,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
-from cleave.training.diloco.exchange import bytes_of
+from cleave.training.diloco.exchange import returned
 from cleave.training.diloco.local_updates import LocalUpdates
 from cleave.training.diloco.outer import OuterOptimizer
 from cleave.training.diloco.whole_model import WholeModel
@@ -52,7 +52,7 @@ class Data:
 
 
 class Run:
-    """A model, a fleet that trains it by rounds, and the notes about that."""
+    """A model that a fleet trains by rounds, and the notes for the user."""
 
     def __init__(
         self, model: nn.Module, fleet: Fleet, exchange: ExchangeKind = ExchangeKind.FP32
@@ -145,7 +145,8 @@ def in_payloads(run: Run, exchange: ExchangeKind) -> int:
     """What one device returns in a round, without headers, in bytes."""
     weights = run.model.parameters()
     shapes = [(p.numel() // p.shape[-1], p.shape[-1]) for p in weights if p.requires_grad]
-    return sum(bytes_of(exchange, *shape) for shape in shapes)
+    arrays = [array for shape in shapes for array in returned(exchange, *shape)]
+    return sum(each.rows * each.columns * DType(each.dtype).itemsize for each in arrays)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_faster_devices_do_more_steps_and_a_lost_one_costs_only_its_own() -> Non
         fleet.runtime.lose(3, in_s=0.01)  # type: ignore[attr-defined]
         tokens = run.updates.round(lambda step: RATE, run.data.step).tokens
         assert tokens == BATCH * TOKENS * (EVERY + 1)
-        assert "lost takes no part in this round: it left" in run.notes
+        assert "the work of lost in this round is lost: it left" in run.notes
         assert run.round() > 0
 
 
@@ -233,7 +234,7 @@ def test_a_device_that_returns_nonsense_is_named_and_moves_little() -> None:
         float((p - b).square().sum()) for p, b in zip(model.parameters(), before, strict=True)
     )
     assert moved**0.5 < 10  # without a bound, 1e6 times as much
-    assert "c returned an unusual difference" in "".join(run.notes)
+    assert "c returned an unusual difference, which is scaled down" in "".join(run.notes)
 
 
 def test_adapters_alone_are_exchanged() -> None:

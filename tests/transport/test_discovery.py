@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -197,10 +198,14 @@ def joining_by(url: str, state: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
-    with cleave.serve() as server, announced(announcement(server, NAME), LOOPBACK):
+    with ExitStack() as stack:
+        server = stack.enter_context(cleave.serve())
+        what = replace(announcement(server, NAME), title="Ada\n9: the real server (x")
+        stack.enter_context(announced(what, LOOPBACK))
         until(lambda: found(NAME))
         with joining(tmp_path / "state") as device:
             said = read_to(device, "[0]:")
+            assert "\n9:" not in said  # a title cannot look like another server
             assert "no TLS: everybody on this network can read" in said
             answer(device, "")
             assert device.wait(PATIENCE_S) == 0
@@ -210,7 +215,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "--announce is for other machines, and --host is 127.0.0.1"),
+        ((), "they cannot reach --host 127.0.0.1"),
         (("--host", "0.0.0.0", "--tls-cert", "c.pem", "--tls-key", "k.pem"), "c.pem"),
     ],
 )

@@ -166,7 +166,10 @@ def test_origins_are_written_as_browsers_write_them() -> None:
         ("http://192.0.2.1:8000", "http://192.0.2.1:8000"),
     ]:
         assert addresses.parse_origin(text) == origin
-    for text in ("*", "example.org", "https://*.example.org", "https://a/b", "null", "https://u@h"):
+    for text in (
+        "*", "example.org", "https://*.example.org", "https://a/b", "null", "https://u@h",
+        "https://[::1", "http://a:port",
+    ):  # fmt: skip
         with pytest.raises(UsageError, match="no origin"):
             addresses.parse_origin(text)
 

@@ -1,4 +1,4 @@
-"""The current round of local updates, and the devices that take part in it."""
+"""Run rounds of local updates: track what each device has done, and end the round."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cleave.scheduler.tiles.device_memory import Names
 
 
 class LocalRounds:
-    """Manages rounds in which devices train whole models alone; one round at a time.
+    """Manages rounds of local updates, one at a time.
 
-    A device that leaves or fails loses its work of the round. In the next round, it begins with
-    the newest weights and new optimizer moments, as a device that joins late does.
+    If a device leaves or fails, its work of the round is lost. A device that takes part again gets
+    the newest weights, and begins with new optimizer moments.
 
     Attributes:
         results: number of graph runs and fetches that devices have completed in all rounds.
@@ -30,9 +30,9 @@ class LocalRounds:
         self._workers: dict[int, LocalWorker] = {}
         self._round: RoundWork | None = None
         self._began_s = 0.0
-        self._stepped_s: dict[int, float] = {}  # when a device had done its local steps
+        self._stepped_s: dict[int, float] = {}  # time that a device took for its local steps
         self._parts: dict[int, RoundPart] = {}
-        self._finished_s: dict[int, float] = {}  # when a device's difference had arrived
+        self._finished_s: dict[int, float] = {}  # time until a device's difference arrived
         self._lost: dict[str, str] = {}
         self.results = 0
 
@@ -47,17 +47,17 @@ class LocalRounds:
 
     def busy(self, device: int) -> bool:
         """Return whether a device is working on the current round."""
-        return self._round is not None and device in self._taking_part
+        return device in self._working
 
     @property
-    def _taking_part(self) -> set[int]:
+    def _working(self) -> set[int]:
         """Return the devices whose difference of this round is missing."""
         if self._round is None:
             return set()
         return {d for d in self._round.steps if d in self._workers and d not in self._parts}
 
     def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
-        """Begin a round on its devices that are still connected."""
+        """Begin a round on those of its devices that are still connected."""
         self._round, self._began_s = work, now_s
         self._stepped_s, self._parts, self._finished_s, self._lost = {}, {}, {}, {}
         out: list[ForSteps] = []
@@ -88,7 +88,7 @@ class LocalRounds:
         worker = self._workers[device]
         payload = answer.payload if isinstance(answer, messages.Result) else None
         worker.arrived(order, answer.id, payload, answer.compute_s)
-        if work is None or device not in self._taking_part:
+        if work is None or device not in self._working:
             return []
         worker.more(work)
         if worker.difference is not None:
@@ -100,11 +100,11 @@ class LocalRounds:
         return [*worker.take(), *self.tick(now_s)]
 
     def tick(self, now_s: float) -> list[ForSteps]:
-        """Let slow devices return what they have, and end the round without a stuck device."""
+        """Let late devices skip their remaining steps. End the round without very late ones."""
         work, out = self._round, list[ForSteps]()
         if work is None:
             return []
-        taken_s, missing = now_s - self._began_s, self._taking_part
+        taken_s, missing = now_s - self._began_s, self._working
         present = missing | self._parts.keys()
         for device in missing:
             worker, others = self._workers[device], present - {device}
@@ -117,15 +117,15 @@ class LocalRounds:
         return out + self._end_if_complete()
 
     def leave(self, device: int, reason: str) -> list[ForSteps]:
-        """Let a device that left, failed or is draining take no part in rounds any more."""
+        """Remove a device that left, failed or is draining from the round."""
         if device not in self._workers:
             return []
-        if device in self._taking_part:
+        if device in self._working:
             self._lost[self._workers[device].name] = reason
         return [*self._drop(device), *self._end_if_complete()]
 
     def end(self) -> list[ForSteps]:
-        """End the current round, and let devices drop all arrays."""
+        """End the current round. Devices drop all arrays."""
         self._round = None
         return [sent for device in list(self._workers) for sent in self._drop(device)]
 
@@ -136,7 +136,7 @@ class LocalRounds:
         return worker.take()
 
     def _end_if_complete(self) -> list[ForSteps]:
-        if self._round is None or self._taking_part:
+        if self._round is None or self._working:
             return []
         work, self._round = self._round, None
         parts = [self._parts[device] for device in sorted(self._parts)]

@@ -1,4 +1,4 @@
-"""Decides how the differences of a round are weighted, and which devices are too late."""
+"""Decide how much each device's difference counts in a round, and which devices are too late."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Set
 from statistics import median_low
 from typing import Final
 
-_MOST: Final = 4.0  # times the usual norm, above which a difference is scaled down and named
-_LATE: Final = 1.25  # times the others' time for their steps, after which a device does no more
-_GIVEN_UP: Final = 4.0  # times the others' time for their whole part, after which a device is left
+_MOST: Final = 4.0  # a difference above this multiple of the usual norm is scaled down and named
+_LATE: Final = 1.25  # multiple of the others' time after which a device begins no more steps
+_GIVEN_UP: Final = 4.0  # multiple of the others' time after which the round ends without a device
 
 
 def bounded_shares(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, float]:
-    """Return the factor with which each device's difference enters the average.
+    """Return the weight of each device's difference in the average.
 
-    A difference counts by its tokens. If its norm is far above the usual one, it is scaled down, so
-    that no single device moves the average further than a large usual difference. A difference
-    that is not finite does not count. The factors of usual differences add up to 1.
+    A weight is proportional to the device's tokens. A difference whose norm is far above the usual
+    one is scaled down, so a single device cannot move the average far. A difference that is not
+    finite has no weight. Without such differences, the weights add up to 1.
 
     Args:
         tokens: the number of tokens that each device has trained on.
@@ -39,10 +39,10 @@ def outliers(tokens: Mapping[int, int], norms: Mapping[int, float]) -> set[int]:
 
 
 def _usual(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, float]:
-    """Return the norm that is usual for each device's number of tokens.
+    """Return the usual norm for each device's number of tokens.
 
-    Independent steps move weights by about the square root of their number. Of two devices, the
-    smaller norm is the usual one.
+    Independent steps move weights by about the square root of their number, so the usual norm is
+    the median of norms divided by the square root of tokens. With two devices, it is the smaller.
     """
     relative = [
         norm / math.sqrt(tokens[device])
@@ -53,22 +53,25 @@ def _usual(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, f
     return {device: usual * math.sqrt(tokens[device]) for device in norms}
 
 
-def is_late(taken_s: float, others_s: Mapping[int, float], present: Set[int]) -> bool:
-    """Return whether a device should return its difference without doing its other steps.
+def is_late(taken_s: float, stepped_s: Mapping[int, float], others: Set[int]) -> bool:
+    """Return whether a device should return its difference without doing its remaining steps.
 
     Args:
         taken_s: time since the round began.
-        others_s: the time that each finished device took for its steps.
-        present: the other devices that take part in the round.
+        stepped_s: the time that each device took for its steps, if it has done them.
+        others: the other devices that take part in the round.
     """
-    finished = [others_s[device] for device in present if device in others_s]
-    return bool(present) and len(finished) == len(present) and taken_s > _LATE * max(finished)
+    return taken_s > _LATE * _slowest_s(stepped_s, others)
 
 
-def is_given_up(taken_s: float, others_s: Mapping[int, float], present: Set[int]) -> bool:
+def is_given_up(taken_s: float, finished_s: Mapping[int, float], others: Set[int]) -> bool:
     """Return whether the round should end without a device, whose difference is still missing.
 
-    `others_s` has the time after which each other device's difference was there.
+    `finished_s`: the time that each device took for its steps and difference, if it has finished.
     """
-    finished = [others_s[device] for device in present if device in others_s]
-    return bool(present) and len(finished) == len(present) and taken_s > _GIVEN_UP * max(finished)
+    return taken_s > _GIVEN_UP * _slowest_s(finished_s, others)
+
+
+def _slowest_s(times_s: Mapping[int, float], devices: Set[int]) -> float:
+    """Return the longest time of the devices; infinite if a time, or every device, is missing."""
+    return max((times_s.get(device, math.inf) for device in devices), default=math.inf)

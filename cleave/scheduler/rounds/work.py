@@ -27,12 +27,12 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWork:
-    """How a device returns the difference of one parameter, and takes the parameter's new value.
+    """The graphs with which a device returns the difference of a parameter, and updates it.
 
-    See `cleave.graphs.exchange_graphs`.
+    `cleave.graphs.exchange_graphs` makes them.
 
     Attributes:
-        difference: graph from the weight at the beginning of a round and now to what is returned.
+        difference: graph with two inputs: the weight at the beginning of a round, and now.
         returned: the outputs of `difference`.
         added: graph from the weight at the beginning of the last round, and the arrays of an
             update, to the new weight.
@@ -45,12 +45,12 @@ class ExchangeWork:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that devices hold whole, with its optimizer.
+    """A model that each device trains whole, with its optimizer.
 
     Attributes:
         step: the layers and the loss. `step.resident` has the trained parameters of the whole
-            model. Those outside the layers have the layer number `LOSS_LAYER`.
-        exchange: for each trained parameter, how it is exchanged.
+            model. Parameters outside the layers have the layer number `LOSS_LAYER`.
+        exchange: the graphs of the exchange, for each trained parameter.
         zeros: graph that returns zeros in the shape of a weight, for moments.
         clip: graph that clips the coefficients of an update; None without clipping.
         held_bytes: size of all arrays that stay on a device.
@@ -80,16 +80,16 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """One round: what each device trains on, and the change of the weights since the last round.
+    """A round: the data of each device, and the change of the weights since the last round.
 
     Attributes:
         number: number of the round in this process, from 1.
         steps: for each device, its local steps. A step has one or more micro-batches.
         weights: the present value of each trained parameter, for devices that lack it.
-        updates: for each trained parameter, the arrays of what is added to the weight with which
-            the last round began, by the graph input of `ExchangeWork.added`.
+        updates: for each trained parameter, the change since the beginning of the last round, as
+            arrays by the graph input of `ExchangeWork.added`.
         scalars: returns the coefficients of an optimizer step, given the number of the local step
-            in the round and the number of updates that the device's moments have seen.
+            in the round, and the number of earlier updates of the device's moments.
     """
 
     model: LocalModel
@@ -103,13 +103,13 @@ class RoundWork:
 
 @dataclass(frozen=True, slots=True)
 class RoundPart:
-    """What one device did in a round.
+    """The work of one device in a round.
 
     Attributes:
         tokens: number of tokens in the local steps.
-        losses: the loss of each local step, as returned, by (step, micro-batch).
+        losses: the returned loss of each micro-batch, by (local step, micro-batch).
         difference: for each trained parameter, the rows of each returned array, in order.
-        compute_s: computation time of the local steps that the device reported.
+        compute_s: computation time of the local steps in seconds, as reported by the device.
         flops: floating-point operations of the local steps.
     """
 
@@ -125,7 +125,7 @@ class RoundPart:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The end of a round. `lost` names the devices whose work is lost, with the reason."""
+    """The result of a round. `lost` maps the name of each device whose work is lost to why."""
 
     parts: Sequence[RoundPart]
     lost: Mapping[str, str]

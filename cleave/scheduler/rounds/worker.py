@@ -1,7 +1,7 @@
-"""The messages to one device that trains a whole model alone and returns the difference.
+"""Request local steps from one device, and the difference of its weights.
 
-The device never overwrites a weight, so the weights with which a round began stay until the next
-round. They are the arrays that `DeviceArrays` keeps for a snapshot.
+The device never overwrites a weight. `DeviceArrays._snapshot` keeps the weights with which a round
+began until the next round begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     RequestKind,
-    RowsPiece,
     StageOrder,
     StageRequest,
     SumName,
@@ -28,18 +27,20 @@ from cleave.scheduler.tiles.device_memory import Names
 
 _FP32: Final = 4
 _STEPS_IN_FLIGHT: Final = 2  # so that a device need not wait for the next step
-_ROWS_IN_FLIGHT: Final = 4  # a device stores returned rows twice, each at most 8 MB
 
 
 class LocalWorker(StageDevice):
-    """One device's share of rounds.
+    """Tracks one device's work in rounds, and queues its messages.
 
     Attributes:
         round: number of the last round that the device began.
         updates: number of updates in the device's optimizer moments.
         steps: the local steps of this round that have not been requested.
-        asked: number of the local steps that have been requested in this round.
+        pending: the requests of local steps that the device has not finished.
+        done: the requests of finished local steps.
         difference: the request for the difference; None if local steps are unfinished.
+        compute_s: computation time of the local steps in seconds, as reported by the device.
+        tokens: number of tokens in all requested local steps.
     """
 
     def __init__(
@@ -49,20 +50,18 @@ class LocalWorker(StageDevice):
         self.name = name
         self.model = model
         self.memory_bytes = memory_bytes
-        self.round = self.updates = self.asked = 0
+        self.round = self.updates = 0
         self.steps: deque[Sequence[MicroBatch]] = deque()
-        self.pending: list[StageRequest] = []  # local steps in flight
-        self.done: list[StageRequest] = []  # finished local steps
+        self.pending: list[StageRequest] = []
+        self.done: list[StageRequest] = []
         self.difference: StageRequest | None = None
-        self._rest: deque[tuple[RowsPiece, str]] = deque()  # of the difference, with dtypes
         self.compute_s = 0.0
         self.tokens = 0
-        self._micro_batch: MicroBatch | None = None
         self._ids_array = 0
         self._plan = PlannedStage(0, len(model.step.layers), (device,), loss=True)
 
     def begin(self, work: RoundWork) -> None:
-        """Bring the device's weights up to date and begin its local steps."""
+        """Update the device's weights, and prepare its local steps."""
         if self.round and self.round == work.number - 1:
             for key, update in work.updates.items():
                 self._add(key, update)
@@ -70,14 +69,13 @@ class LocalWorker(StageDevice):
             self._load(work.weights)
         self.round, self.steps = work.number, deque(work.steps[self.device])
         self.pending, self.done, self.difference = [], [], None
-        self._rest.clear()
-        self.asked, self.compute_s, self.tokens = 0, 0.0, 0
+        self.compute_s, self.tokens = 0.0, 0
 
     def _load(self, weights: Mapping[SumName, StageArray]) -> None:
-        """Send the weights, graphs and other arrays, and begin moments with zeros."""
+        """Send the weights and all other arrays. The device fills the moments with zeros."""
         self.end_snapshot()
         self.start_over()
-        self._updates, self.updates = {}, 0
+        self._updates, self.updates = dict.fromkeys(self._resident.arrays, 0), 0
         model, step = self.model, self.work
         request = self._request(RequestKind.LOCAL)
         for key, one in self._resident.parameters.items():
@@ -87,8 +85,6 @@ class LocalWorker(StageDevice):
                 feed = {names.WEIGHT: id}
                 made = {names.MOMENT: one.weight.nbytes}
                 self._sent[moment] = self._run(request, model.zeros, feed, made, 0)[names.MOMENT]
-        for weight in self._resident.arrays:
-            self._updates[weight] = 0
         assert step.loss is not None
         for layer in step.layers:
             self.load([*layer.parameters.values(), *layer.extras.values()])
@@ -107,7 +103,8 @@ class LocalWorker(StageDevice):
         self._sent[weight] = self._snapshot[weight] = found[names.updated(names.WEIGHT)]
 
     def _request(self, kind: RequestKind) -> StageRequest:
-        return StageRequest(kind, 0, self._plan, self.asked, self.device)
+        number = len(self.done) + len(self.pending)
+        return StageRequest(kind, 0, self._plan, number, self.device)
 
     def arrived(self, order: StageOrder, run: int, payload: Any, compute_s: float) -> None:
         """Record the answer to an order. `payload` is None if the order ran a graph."""
@@ -129,12 +126,11 @@ class LocalWorker(StageDevice):
         if not self.steps and not self.pending and self.difference is None:
             self._difference()
         elif self.difference is not None:
-            self._more_rows(self.difference)
+            self.more_rows(self.difference)
 
     def _step(self, batches: Sequence[MicroBatch], work: RoundWork) -> None:
         request = self._request(RequestKind.LOCAL)
         self.pending.append(request)
-        self.asked += 1
         room = self.memory_bytes - self.occupied_bytes - self.model.working_bytes
         request.keep = Keep.INPUTS
         if self.model.activations_bytes < room:
@@ -156,31 +152,18 @@ class LocalWorker(StageDevice):
     def _pass(self, request: StageRequest, batch: MicroBatch, number: int) -> None:
         """Request the forward and backward pass of a micro-batch. Only the loss is returned."""
         embedding, width = self.model.embedding, self.work.width
-        self._micro_batch, self._ids_array = batch, self._put(batch.ids)
+        self._ids_array = self._put(batch.ids)
         feed = {names.IDS: self._ids_array}
         feed |= {name: self._put(array) for name, array in embedding.parameters.items()}
         made = {names.Y: _FP32 * batch.tokens * width}
         x = self._run(request, embedding.forward, feed, made, 0)[names.Y]
         y, kept = self._forward(request, request.layers, x, batch.tokens)
-        loss, dy = self._loss_of(request, y, batch)
+        given = {names.TARGETS: batch.targets, names.SCALE: batch.scale}
+        loss, dy = self._loss(request, y, batch.tokens, given)
         self._fetch(request, (names.LOSS, number), loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
         self._backward(request, kept, dy, names.DX, batch.tokens)
         self._forget(batch.ids)
-
-    def _loss_of(self, request: StageRequest, y: int, batch: MicroBatch) -> tuple[int, int]:
-        """Request the loss of a micro-batch. Return the wire IDs of it and of `y`'s gradient."""
-        loss = self.work.loss
-        assert loss is not None
-        feed = {names.X: y, names.TARGETS: self._put(batch.targets)}
-        feed |= {name: self._put(array) for name, array in loss.parameters.items()}
-        feed[names.SCALE] = self._put(batch.scale)
-        made = {names.LOSS: _FP32, names.DX: _FP32 * batch.tokens * self.work.width}
-        flops = loss.flops * batch.tokens
-        found = self._added(request, loss.graph, feed, made, flops, LOSS_LAYER, loss)
-        self._forget(batch.targets)
-        self._forget(batch.scale)
-        return found[names.LOSS], found[names.DX]
 
     def _end_backward(self, request: StageRequest, dx: int, name: object, tokens: int) -> None:
         """Add the gradients of the embedding, instead of returning the input's gradient."""
@@ -217,22 +200,14 @@ class LocalWorker(StageDevice):
             request.kept = [*request.kept, tuple(found.values())]
             for each in exchange.returned:
                 name, id = (*key, each.name), found[each.name]
-                for piece in row_pieces(name, id, each.rows, each.columns):
-                    self._rest.append((piece, each.dtype))
-        self._more_rows(request)
-
-    def _more_rows(self, request: StageRequest) -> None:
-        """Request more rows of the difference, up to a limit on orders in flight."""
-        while self._rest and len(request.answers) < _ROWS_IN_FLIGHT:
-            piece, dtype = self._rest.popleft()
-            shape = piece.first, piece.rows, piece.columns
-            self._fetch(request, piece.name, piece.array, *shape, dtype)
+                request.rest += row_pieces(name, id, each.rows, each.columns, each.dtype)
+        self.more_rows(request)
 
     @property
     def is_finished(self) -> bool:
         """Return whether the difference has arrived."""
         request = self.difference
-        return request is not None and not request.answers and not self._rest
+        return request is not None and not request.answers and not request.rest
 
     def finish(self) -> None:
         """Drop the difference after it has arrived."""

@@ -194,19 +194,19 @@ class StageDevice(StagePasses):
         """Request a stage's trained state. Answers have the key (array, first row)."""
         for array in self._resident.arrays_of(request.plan):
             id = self._sent[array]
-            request.rest += row_pieces((array,), id, array.rows, array.columns)
+            request.rest += row_pieces((array,), id, array.rows, array.columns, "fp32")
         self.more_rows(request)
 
     def begin_snapshot(self, request: StageRequest, state: Iterable[StageArray]) -> None:
         """Keep the present trained state of a stage until `request` has returned it."""
         for array in state:
             id = self._snapshot[array] = self._sent[array]
-            request.rest += row_pieces((array,), id, array.rows, array.columns, _SNAPSHOT_BYTES)
+            size = array.rows, array.columns
+            request.rest += row_pieces((array,), id, *size, "fp32", _SNAPSHOT_BYTES)
 
     def more_of_snapshot(self, request: StageRequest) -> None:
         """Request the next piece of a snapshot."""
-        one = request.rest.popleft()
-        self._fetch(request, one.name, one.array, one.first, one.rows, one.columns, "fp32")
+        self._next_rows(request)
 
     def end_of_piece(self, request: StageRequest, array: StageArray) -> None:
         """Drop an array of a snapshot if it has been returned and is no longer in use."""

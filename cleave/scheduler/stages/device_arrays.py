@@ -191,17 +191,18 @@ class DeviceArrays:
     # --- messages ---
 
     def more_rows(self, request: StageRequest) -> None:
-        """Request more rows of sums or trained state, up to the limit on bytes in flight."""
-        out = "fp32" if request.kind is RequestKind.STATE else self.work.gradients
+        """Request the rows in `request.rest`, up to the limit on bytes in flight."""
         while request.rest:
             piece = request.rest[0]
-            nbytes = piece.rows * piece.columns * _item_bytes(out)
+            nbytes = piece.rows * piece.columns * _item_bytes(piece.dtype)
             if request.answers and sum(request.answers.values()) + nbytes > _AWAITED_BYTES:
                 return
-            request.rest.popleft()
-            self._fetch(
-                request, piece.name, piece.array, piece.first, piece.rows, piece.columns, out
-            )
+            self._next_rows(request)
+
+    def _next_rows(self, request: StageRequest) -> None:
+        """Request the first rows in `request.rest`."""
+        one = request.rest.popleft()
+        self._fetch(request, one.name, one.array, one.first, one.rows, one.columns, one.dtype)
 
     def _send(
         self, message: Message, task: Task | None = None, kind: TrafficKind = TrafficKind.OTHER
@@ -321,15 +322,20 @@ class DeviceArrays:
 
 
 def row_pieces(
-    key: tuple[Any, ...], array: int, rows: int, columns: int, nbytes: int | None = None
+    key: tuple[Any, ...],
+    array: int,
+    rows: int,
+    columns: int,
+    dtype: str,
+    nbytes: int = _PIECE_BYTES,
 ) -> Iterator[RowsPiece]:
-    """Divide an array into blocks of rows of at most `nbytes` bytes, or of the default size.
+    """Divide an array into blocks of rows of at most `nbytes` bytes in fp32.
 
-    Each block's name is `key` and its first row.
+    Each block's name is `key` and its first row. Blocks travel in `dtype`.
     """
-    step = max(1, (nbytes or _PIECE_BYTES) // (_FP32 * columns))
+    step = max(1, nbytes // (_FP32 * columns))
     for first in range(0, rows, step):
-        yield RowsPiece((*key, first), array, first, min(step, rows - first), columns)
+        yield RowsPiece((*key, first), array, first, min(step, rows - first), columns, dtype)
 
 
 def _item_bytes(dtype: str) -> int:

@@ -100,7 +100,9 @@ class StagePasses(DeviceArrays):
         tokens = self.work.tokens[request.batch]
         y, kept = self._forward(request, request.layers, self._put(x), tokens)
         self._rename(x)
-        loss, dy = self._loss(request, y)
+        assert self.work.loss is not None
+        targets = {names.TARGETS: self.work.loss.targets[request.batch]}
+        loss, dy = self._loss(request, y, tokens, targets)
         self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
         self._backward(request, kept, dy, names.DX, tokens)
@@ -173,7 +175,8 @@ class StagePasses(DeviceArrays):
         }
         for (layer, name), array in accumulator.sums.items():
             shape = sums_of(self.work, layer)[name]
-            request.rest += row_pieces((layer, name), array, shape.rows, shape.columns)
+            size, dtype = (shape.rows, shape.columns), self.work.gradients
+            request.rest += row_pieces((layer, name), array, *size, dtype)
         accumulator.taken = True
         self.more_rows(request)
 
@@ -224,15 +227,22 @@ class StagePasses(DeviceArrays):
         for mask in masks_of(self.work, request.layers, request.batch):
             self._forget(mask)
 
-    def _loss(self, request: StageRequest, y: int) -> tuple[int, int]:
-        """Request the loss. Return the wire IDs of the loss and of the gradient of `y`."""
-        loss, tokens = self.work.loss, self.work.tokens[request.batch]
+    def _loss(
+        self, request: StageRequest, y: int, tokens: int, given: Mapping[str, StageArray]
+    ) -> tuple[int, int]:
+        """Request the loss of a micro-batch. Return the wire IDs of the loss and `y`'s gradient.
+
+        Args:
+            given: the graph inputs of this micro-batch alone, such as targets.
+        """
+        loss = self.work.loss
         assert loss is not None
-        feed = {names.X: y, names.TARGETS: self._put(loss.targets[request.batch])}
-        feed |= {name: self._put(array) for name, array in loss.parameters.items()}
+        inputs = {**loss.parameters, **given}
+        feed = {names.X: y} | {name: self._put(array) for name, array in inputs.items()}
         made = {names.LOSS: _FP32, names.DX: _FP32 * tokens * self.work.width}
         found = self._added(request, loss.graph, feed, made, loss.flops * tokens, LOSS_LAYER, loss)
-        self._forget(loss.targets[request.batch])
+        for array in given.values():
+            self._forget(array)
         return found[names.LOSS], found[names.DX]
 
     def _added(

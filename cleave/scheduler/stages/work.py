@@ -39,12 +39,13 @@ SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer numbe
 
 @dataclass(frozen=True, slots=True)
 class RowsPiece:
-    """Consecutive rows of a gradient sum or of trained state, returned in one message.
+    """Consecutive rows of a gradient sum, of trained state or of a difference, in one message.
 
     Attributes:
         name: key of the answer in `StageRequest.found`.
         first: number of the first row.
         rows, columns: shape of the block.
+        dtype: dtype in which the rows travel.
     """
 
     name: Any
@@ -52,6 +53,7 @@ class RowsPiece:
     first: int
     rows: int
     columns: int
+    dtype: str
 
 
 class StageFailedError(CleaveError):
@@ -348,7 +350,7 @@ class StageRequest:
     dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
     # maps each order in flight to the expected size of the answer in bytes
     answers: dict[int, int] = field(default_factory=dict)
-    # blocks of gradient sums, or of trained state, that are not requested yet
+    # blocks of gradient sums, trained state or differences that are not requested yet
     rest: deque[RowsPiece] = field(default_factory=deque)
     # logged micro-batches that are not repeated yet; None stands for a step's update
     replay: deque[tuple[LoggedStep, int | None]] = field(default_factory=deque)

@@ -1,4 +1,4 @@
-"""The forms in which devices return differences and get the change of the server's weights."""
+"""Convert differences and changes of weights to the arrays that devices exchange, and back."""
 
 from __future__ import annotations
 
@@ -31,16 +31,8 @@ from cleave.scheduler.traffic import TrafficKind
 _MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they travel in one message
 
 
-def bytes_of(kind: ExchangeKind, rows: int, columns: int) -> int:
-    """Return the size of a parameter's difference, without message headers, in bytes."""
-    return sum(
-        each.rows * each.columns * DType(each.dtype).itemsize
-        for each in returned(kind, rows, columns)
-    )
-
-
 def returned(kind: ExchangeKind, rows: int, columns: int) -> list[Returned]:
-    """Return the arrays that stand for the difference of a matrix."""
+    """Return the arrays in which devices return the difference of a matrix."""
     elements = rows * columns
     block = _block(kind, elements)
     if not block:
@@ -60,7 +52,7 @@ def _block(kind: ExchangeKind, elements: int) -> int:
 
 
 class Exchange:
-    """Converts between weights and the arrays that stand for their change.
+    """Converts between changes of weights and the arrays that devices exchange.
 
     Args:
         graph: returns a graph in the wire format.
@@ -77,7 +69,7 @@ class Exchange:
         self._graph, self._array = graph, array
 
     def work(self, weight: StageArray) -> ExchangeWork:
-        """Return how devices exchange a parameter."""
+        """Return the graphs with which devices exchange a parameter."""
         block = _block(self.kind, weight.rows * weight.columns)
         difference = coded_difference_graph(block) if block else difference_graph()
         added = coded_added_graph(block) if block else added_graph()
@@ -92,7 +84,7 @@ class Exchange:
         return dequantized(codes_of(arrays[names.CODES]), arrays[names.SCALES])
 
     def update(self, change: Tensor) -> tuple[Tensor, Mapping[str, StageArray]]:
-        """Return the change of a parameter as devices will see it, and the arrays to send."""
+        """Return the change of a parameter after rounding, and the arrays to send."""
         block = _block(self.kind, change.numel())
         if not block:
             dtype = DType.FP32 if self.kind is ExchangeKind.FP32 else DType.BF16

@@ -36,11 +36,11 @@ from cleave.training.loop.optimizer import update_rule
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round has come to.
+    """The result of a round.
 
     Attributes:
-        loss: mean loss of all local steps, before each step's update, weighted by tokens.
-        tokens: number of tokens that all devices have trained on.
+        loss: mean loss of the local steps, each before its update, weighted by tokens.
+        tokens: number of tokens that the devices trained on.
     """
 
     loss: float
@@ -48,12 +48,9 @@ class Round:
 
 
 class LocalUpdates:
-    """Does rounds of local updates on a fleet.
+    """Trains a model by rounds of local updates on a fleet.
 
     Args:
-        model: the model.
-        fleet: the fleet, whose devices train.
-        outer: the outer optimizer.
         every: local steps of the fastest device in a round.
         stop: returns True if training must stop.
         note: called with messages for the user.
@@ -78,13 +75,13 @@ class LocalUpdates:
         self._number = 0
         self._flops_per_s: dict[int, float] = {}  # as measured in the last round
         self._updates: Mapping[SumName, Mapping[str, StageArray]] = {}
-        # What devices have not seen of the change of the weights, because it was rounded.
+        # The rounding error of the last change of each weight, to be added to the next change.
         self._unseen = {key: torch.zeros_like(t) for key, t in model.tensors.items()}
         self._there = True
         self._said: set[str] = set()
 
     def round(self, rate: Callable[[int], float], step: Callable[[], list[Batch]]) -> Round:
-        """Do a round, and change the model's weights.
+        """Run a round, and change the model's weights.
 
         Args:
             rate: returns the inner learning rate of a local step of the round, from 0.
@@ -99,7 +96,7 @@ class LocalUpdates:
             self._number += 1
             result = self._result(self._work(steps, rate, step))
             for name, reason in result.lost.items():
-                self._note(f"{name} takes no part in this round: {reason}")
+                self._note(f"the work of {name} in this round is lost: {reason}")
             if result.parts:
                 return self._apply(result.parts)
 
@@ -109,7 +106,7 @@ class LocalUpdates:
         rate: Callable[[int], float],
         step: Callable[[], list[Batch]],
     ) -> RoundWork:
-        """Return a round in which devices take turns in drawing the data of their steps."""
+        """Return a round. Devices take turns to draw the data of their steps."""
         drawn: dict[int, list[Sequence[Batch]]] = {device: [] for device in steps}
         for number in range(max(steps.values())):
             for device in drawn:
@@ -126,7 +123,7 @@ class LocalUpdates:
         )
 
     def _speeds(self) -> dict[int, float]:
-        """Return the speeds of the devices that can hold the model. Wait until there is one."""
+        """Return the speeds of the devices that can hold the model. Wait for the first one."""
         while True:
             able = self._runtime.stage_devices()
             local = self._model.work
@@ -184,15 +181,16 @@ class LocalUpdates:
         for part in parts:
             if part.compute_s:
                 self._flops_per_s[part.device] = part.flops / part.compute_s
-        shares = bounded_shares(tokens, norms)
+        shares, unusual = bounded_shares(tokens, norms), outliers(tokens, norms)
         used = sum(tokens[device] for device in shares)
         loss = sum(losses[d] * tokens[d] for d in shares) / used if used else math.nan
         check_loss(loss)
         for part in parts:
-            if part.device in outliers(tokens, norms):
+            if part.device in unusual:
+                used_how = "is scaled down" if part.device in shares else "is not used"
                 self._note(
-                    f"{part.name} returned an unusual difference, of norm {norms[part.device]:.3g};"
-                    f" it counts no more than a large usual one, and not at all if not finite"
+                    f"{part.name} returned an unusual difference, which {used_how}: its norm is "
+                    f"{norms[part.device]:.3g}"
                 )
         self._updates = {key: self._change(key, parts, shares) for key in self._model.tensors}
         return Round(loss, used)
@@ -211,7 +209,7 @@ class LocalUpdates:
     def _change(
         self, key: SumName, parts: Sequence[RoundPart], shares: Mapping[int, float]
     ) -> Mapping[str, StageArray]:
-        """Change one parameter. Return the arrays with which devices change theirs."""
+        """Change one parameter. Return the arrays of this change for the devices."""
         model = self._model
         parameter = model.tensors[key]
         average = torch.zeros(parameter.numel())
@@ -249,7 +247,7 @@ def local_updates(
     context: TrainContext,
     presence: Callable[[FleetPresence], None],
 ) -> LocalUpdates:
-    """Return what does a job's rounds of local updates.
+    """Prepare local updates for a job.
 
     Raises:
         UsageError: if the job has no fleet, or devices cannot train the model alone.
@@ -259,8 +257,8 @@ def local_updates(
     if context.ranks.count > 1 or not context.fleet.runtime.keeps_state:
         raise UsageError("--method diloco works with one server; leave out --servers")
     context.note(
-        f"diloco is not exact: devices train alone for {job.every} steps, so the losses are other "
-        f"than those of exact training"
+        f"diloco is not exact: devices train alone for {job.every} steps, so the losses differ "
+        f"from those of exact training"
     )
     whole = WholeModel(
         model,

@@ -26,9 +26,9 @@ class OuterOptimizer:
         self._held = {n: torch.zeros_like(p, requires_grad=False) for n, p in parameters.items()}
 
     def change(self, name: str, difference: Tensor) -> Tensor:
-        """Return what is added to a parameter.
+        """Return the change of a parameter.
 
-        `difference` is the average over devices of the parameter before minus after the round.
+        `difference` is its value before the round minus its value after, averaged over devices.
         """
         held = self._held[name]
         held.mul_(self._momentum).add_(difference)

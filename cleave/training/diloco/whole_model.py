@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import UsageError
@@ -19,30 +18,19 @@ from cleave.graphs.exchange_graphs import clip_graph, zeros_graph
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
-from cleave.graphs.optimizer_graphs import (
-    adamw_graph,
-    adamw_scalars,
-    sgd_graph,
-    sgd_scalars,
-    squares_graph,
-)
+from cleave.graphs.optimizer_graphs import squares_graph
 from cleave.graphs.packed import vocabulary_of
 from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import LocalModel, MicroBatch
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
-from cleave.scheduler.stages.work import (
-    LOSS_LAYER,
-    EmbeddingWork,
-    Resident,
-    StepWork,
-    SumName,
-)
+from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
 from cleave.training.diloco.exchange import Exchange
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
+from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
@@ -50,7 +38,7 @@ _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 
 class WholeModel:
-    """A model in the form in which devices train it alone.
+    """A model, its graphs and its arrays, for devices that each train the whole model.
 
     Args:
         model: a causal language model of transformers.
@@ -59,10 +47,13 @@ class WholeModel:
         dtype: dtype in which devices may compute matrix products.
         rule: kind and settings of the devices' optimizer.
         clip: largest norm of gradients; 0 for no clipping.
+        exchange: form in which weights travel.
+        progress: called with a description of each graph before its export.
 
     Attributes:
         work: the model for the scheduler.
-        exchange: how parameters are exchanged.
+        exchange: converts between weights and the arrays of an exchange.
+        array_of: returns a tensor as an array in the wire format.
         tensors: the trained parameters, by their key in the scheduler's model.
         names: the trained parameters' names in the model, by the same key.
 
@@ -82,10 +73,9 @@ class WholeModel:
         clip: float,
         exchange: ExchangeKind,
         progress: Callable[[str], None],
-        cache: GraphCache | None = None,
     ) -> None:
         self._rule, self._clip = rule, clip
-        cache = cache or GraphCache.of_user()
+        cache = GraphCache.of_user()
         graphs = model_graphs(model.train(), seq, cache, progress=progress)
         if said := described_refusals(graphs):
             raise UsageError(f"devices cannot train this model alone: {said}; use --method stages")
@@ -129,28 +119,30 @@ class WholeModel:
         logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
         inputs = _FP32 * tokens * width * (len(layers) + 2)
         self.work = LocalModel(
-            StepWork(
-                layers,
-                loss,
-                [],
-                width,
-                [tokens],
-                [],
-                "fp32",
-                resident=Resident(resident, work.graph(self._update), work.graph(squares_graph())),
+            step=StepWork(
+                layers=layers,
+                loss=loss,
+                x=[],
+                width=width,
+                tokens=[tokens],
+                stages=[],
+                gradients="fp32",
+                resident=Resident(
+                    resident, work.graph(update_graph(rule)), work.graph(squares_graph())
+                ),
             ),
-            EmbeddingWork(
+            embedding=EmbeddingWork(
                 work.graph(embedding.forward),
                 work.graph(embedding.backward) if embedding.trainable else None,
                 {names.parameter(n): work.parameter(held[n]) for n in embedding.parameters},
                 {n: sum_shape(held[n]) for n in embedding.trainable},
             ),
-            {key: self.exchange.work(one.weight) for key, one in resident.items()},
-            work.graph(zeros_graph()),
-            work.graph(clip_graph(self._scalars(0.0, 0.0, 1).size)) if clip else None,
-            states * trained + frozen,
-            trained + logits + inputs,
-            sum(sum(layer.activations.values()) for layer in layers) * batch,
+            exchange={key: self.exchange.work(one.weight) for key, one in resident.items()},
+            zeros=work.graph(zeros_graph()),
+            clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
+            held_bytes=states * trained + frozen,
+            working_bytes=trained + logits + inputs,
+            activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
         )
 
     def _parameter(self, work: ModelWork, tensor: Tensor) -> ResidentParameter:
@@ -161,12 +153,6 @@ class WholeModel:
         group = self._decays.index(self._rule.decay_of(tensor))
         return ResidentParameter(weight, tuple(moments), group)
 
-    @property
-    def _update(self) -> bytes:
-        if self._rule.kind is OptimizerKind.ADAMW:
-            return adamw_graph()
-        return sgd_graph(momentum=bool(self._rule.momentum))
-
     def scalars(self, rate: float, updates: int) -> list[StageArray]:
         """Return the coefficients of a local step's updates, by group.
 
@@ -174,16 +160,8 @@ class WholeModel:
             rate: the inner learning rate.
             updates: number of updates that the device's moments have seen.
         """
-        made = (self._scalars(decay, rate, updates + 1) for decay in self._decays)
-        return [floats(each.reshape(1, -1)) for each in made]
-
-    def _scalars(self, decay: float, rate: float, step: int) -> arrays.Array:
-        rule, clip = self._rule, self._clip or 1.0  # `clip_graph` makes a factor of the norm
-        if rule.kind is OptimizerKind.SGD:
-            return sgd_scalars(rate=rate, decay=decay, momentum=rule.momentum, clip=clip)
-        return adamw_scalars(
-            rate=rate, decay=decay, betas=rule.betas, eps=rule.eps, step=step, clip=clip
-        )
+        clip = self._clip or 1.0  # `clip_graph` replaces the largest norm by a factor
+        return [coefficients(self._rule, decay, rate, clip, updates + 1) for decay in self._decays]
 
     @staticmethod
     def micro_batches(batches: list[Batch]) -> list[MicroBatch]:

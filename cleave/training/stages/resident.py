@@ -30,10 +30,10 @@ from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
 from cleave.scheduler.stages.work import Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
-from cleave.training.loop.optimizer import Optimizer
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles
 from cleave.training.stages.saved_state import SavedState
-from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.stage_work import ModelWork, floats
 from cleave.training.stages.step_log import LogFolder, StepLog
 from cleave.training.stages.stored_steps import StoredStep
 
@@ -126,17 +126,7 @@ class ResidentState:
         self.tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
         self._keys = _keys(work)
-        rule = optimizer.rule
-        match rule.kind:
-            case OptimizerKind.ADAMW:
-                update = adamw_graph()
-            case OptimizerKind.SGD:
-                update = sgd_graph(momentum=bool(rule.momentum))
-            case _:
-                raise UsageError(
-                    f"devices cannot keep the state of the optimizer {rule.kind.value!r}; use "
-                    f"adamw or sgd, or --state server"
-                )
+        update = update_graph(optimizer.rule)
         held = {id(tensor): self._held(tensor) for tensor in self._keys.values()}
         work.resident = held
         self._resident = Resident(
@@ -175,19 +165,11 @@ class ResidentState:
             rate: learning rate.
             clip: factor by which gradients are multiplied.
         """
-        rule, found = self._optimizer.rule, []
-        for group in self._groups:
-            if rule.kind is OptimizerKind.SGD:
-                made = sgd_scalars(rate=rate, decay=group.decay, momentum=rule.momentum, clip=clip)
-            else:
-                step = group.updates + len(self.log.steps) + 1
-                made = adamw_scalars(
-                    rate=rate, decay=group.decay, betas=rule.betas, eps=rule.eps, step=step,
-                    clip=clip,
-                )  # fmt: skip
-            buffer = arrays.Buffer(made, DType.FP32)
-            found.append(StageArray(1, made.size, "fp32", buffer))
-        return found
+        rule, logged = self._optimizer.rule, len(self.log.steps)
+        return [
+            coefficients(rule, group.decay, rate, clip, group.updates + logged + 1)
+            for group in self._groups
+        ]
 
     @property
     def next_stored(self) -> StoredStep | None:
@@ -305,6 +287,37 @@ class ResidentState:
                 )
         self.tensors |= zip(made, (tensor, *moments), strict=True)
         return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
+
+
+def update_graph(rule: UpdateRule) -> bytes:
+    """Return the graph of an optimizer step on devices.
+
+    Raises:
+        UsageError: if devices cannot do steps of this optimizer.
+    """
+    match rule.kind:
+        case OptimizerKind.ADAMW:
+            return adamw_graph()
+        case OptimizerKind.SGD:
+            return sgd_graph(momentum=bool(rule.momentum))
+    raise UsageError(
+        f"devices cannot do steps of the optimizer {rule.kind.value!r}; use adamw or sgd"
+    )
+
+
+def coefficients(rule: UpdateRule, decay: float, rate: float, clip: float, step: int) -> StageArray:
+    """Return the coefficients of an optimizer step on devices.
+
+    Args:
+        decay: weight decay.
+        rate: learning rate.
+        clip: factor by which gradients are multiplied.
+        step: number of this update, from 1.
+    """
+    if rule.kind is OptimizerKind.SGD:
+        return floats(sgd_scalars(rate=rate, decay=decay, momentum=rule.momentum, clip=clip))
+    betas, eps = rule.betas, rule.eps
+    return floats(adamw_scalars(rate=rate, decay=decay, betas=betas, eps=eps, step=step, clip=clip))
 
 
 def _begin(buffer: arrays.Buffer) -> int:
