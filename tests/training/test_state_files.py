@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from cleave.errors import CleaveError
+from cleave.graphs.calls import decoder_layers
 from cleave.training.loop import state_files
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.disk import Patience
@@ -23,6 +26,8 @@ from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.loop.state_files import StateFiles, check_folder, is_mapped
+from cleave.workload.models.build import ModelSource, build_model, load_model
+from cleave.workload.registry import find_model
 from tests.disks import small_disk
 from tests.training.test_optimizer import Small, backward
 
@@ -135,3 +140,36 @@ def test_a_run_waits_for_space_and_has_the_usual_losses(
     train(more, folder, TrainContext(None, seen.append), resume=True)
     losses = [record.loss for record in seen if isinstance(record, StepRecord)]
     assert losses == plain_losses(replace(job, steps=3))
+
+
+@pytest.mark.parametrize("widths", [None, [torch.float32], [torch.float16], [torch.bfloat16],
+                                    [torch.float32, torch.bfloat16]])  # fmt: skip
+@pytest.mark.parametrize("name", ["opt-nano", "llama-nano"])
+def test_models_are_the_same_if_their_layers_begin_in_files(
+    tmp_path: Path, name: str, widths: list[torch.dtype] | None
+) -> None:
+    """New random weights, and weights of a folder in one dtype or two."""
+    model = build_model(find_model(name), seed=3)
+    folder = None
+    if widths is not None:
+        for number, tensor in enumerate(model.parameters()):
+            tensor.data = tensor.data.to(widths[number % len(widths)])
+        model.save_pretrained(folder := tmp_path / "model")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    files = at_once(tmp_path / "state")
+    source = ModelSource(find_model(name), folder)
+    usual, _ = load_model(source, seed=3)
+    placed, _ = load_model(
+        source, seed=3, place=lambda model: files.move_parameters(decoder_layers(model))
+    )
+    assert all(is_mapped(each) for each in decoder_layers(placed)[0].parameters())
+    if folder is not None:
+        shutil.rmtree(folder)
+    expected, found = usual.state_dict(), placed.state_dict()
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert found[key].dtype == tensor.dtype
+        assert torch.equal(found[key], tensor)
+    assert placed.config.dtype == usual.config.dtype
+    assert [n for n, _ in placed.named_parameters()] == [n for n, _ in usual.named_parameters()]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
+from torch import nn
+
 from cleave.errors import CleaveError
+from cleave.graphs.calls import decoder_layers
+from cleave.planner.plan import StateMode
 from cleave.training.loop.checkpoint import (
     DamagedCheckpointError,
     load_latest,
@@ -21,17 +26,18 @@ from cleave.training.loop.inputs import (
     losses_comparable,
     prepare,
 )
-from cleave.training.loop.job import (
-    JobSpec,
-)
+from cleave.training.loop.job import JobSpec, MemoryMode
+from cleave.training.loop.ps_memory import memory_mode
 from cleave.training.loop.records import (
     DoneRecord,
 )
 from cleave.training.loop.resident_files import load_resident
 from cleave.training.loop.run_folder import (
     CHECKPOINTS,
+    RESIDENT,
     RunFolder,
 )
+from cleave.training.loop.state_files import StateFiles
 from cleave.training.loop.trainer import Trainer
 from cleave.training.lora.adapters import (
     load_adapted,
@@ -127,9 +133,16 @@ def _train(
     spec = dataset.source.spec
     weights = "" if dataset.source.folder else ", with new random weights"
     context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
+    files: StateFiles | None = None
+
+    def place(model: nn.Module) -> None:
+        nonlocal files
+        files = _place_layers(job, model, run, context)
+
     if job.lora:
         adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
         model = adapted.get_base_model()
+        place(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         context.note(f"training {trained:,} parameters of adapters")
         coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
@@ -139,11 +152,11 @@ def _train(
             width = f"in {int(coded[0].bits)} bits"
             context.note(f"{elements:,} of {frozen:,} frozen weights are {width}")
     else:
-        model, spec = load_model(dataset.source, seed=job.seed)
+        model, spec = load_model(dataset.source, seed=job.seed, place=place)
     # Broadcast the weights: with different PyTorch versions, initial weights could differ.
     context.ranks.spread([p.detach() for p in model.parameters()], [0] * len([*model.parameters()]))
     base = checkpoint.step if checkpoint else None
-    trainer = Trainer(job, spec, model, dataset, run, context, base)
+    trainer = Trainer(job, spec, model, dataset, run, context, base, files)
     try:
         if checkpoint is not None:
             changed += trainer.restore(checkpoint, changed, accept_changes=accept_changes)
@@ -162,3 +175,24 @@ def _train(
     finally:
         trainer.close()
         restore(model)
+
+
+def _place_layers(
+    job: JobSpec, model: nn.Module, run: RunFolder, context: TrainContext
+) -> StateFiles | None:
+    """Move layers that devices will train to files, if `--state-dir` is given or memory is short.
+
+    Return the files, which also take the layers' optimizer state; None without them.
+    """
+    if context.fleet is None or job.state == StateMode.SERVER.value:
+        return None
+    if job.state_dir:
+        folder = Path(job.state_dir)
+    elif memory_mode(job, model, context.ranks.count) is MemoryMode.PLAIN:
+        return None
+    else:
+        folder = run.path / RESIDENT
+    files = StateFiles(folder, context.patience(lambda: 0))
+    if job.state == StateMode.DEVICES.value:
+        files.move_parameters(decoder_layers(model))
+    return files

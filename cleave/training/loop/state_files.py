@@ -57,13 +57,22 @@ class StateFiles:
             return_free_memory()
 
     def move_parameters(self, modules: Iterable[nn.Module]) -> None:
-        """Move the trained parameters of modules to files, before anything else needs memory."""
-        for module in modules:
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    moved: dict[str, Any] = {"": parameter.data}
-                    self.move(moved)
-                    parameter.data = moved[""]
+        """Move the trained parameters of modules to files, in fp32.
+
+        Parameters on the meta device become zeros in files. So a new or mapped model is never in
+        memory as a whole.
+        """
+        for module in (each for layer in modules for each in layer.modules()):
+            for name, parameter in [*module.named_parameters(recurse=False)]:
+                if not parameter.requires_grad or 4 * parameter.numel() < LEAST_BYTES:
+                    continue
+                if parameter.is_meta:
+                    moved = self._patience.insist(partial(self._mapped, parameter.detach()))
+                    setattr(module, name, nn.Parameter(moved))
+                elif not is_mapped(parameter):
+                    values = parameter.detach().float()
+                    parameter.data = self._patience.insist(partial(self._mapped, values))
+        return_free_memory()
 
     def _mapped(self, tensor: Tensor) -> Tensor:
         try:
@@ -75,7 +84,11 @@ class StateFiles:
             ) as file:
                 # Write the bytes instead of only extending the file: a full disk then raises an
                 # error here, rather than killing the process at a later write to a mapped page.
-                write_all(file.file, bytes_of(tensor))
+                if tensor.is_meta:
+                    for first in range(0, tensor.nbytes, LEAST_BYTES):
+                        write_all(file.file, bytes(min(LEAST_BYTES, tensor.nbytes - first)))
+                else:
+                    write_all(file.file, bytes_of(tensor))
                 mapped = torch.from_file(
                     file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype
                 )

@@ -19,7 +19,6 @@ from cleave.errors import CleaveError, FleetError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
-from cleave.graphs.calls import decoder_layers
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.plan import Method, StateMode
 from cleave.training.data.batches import (
@@ -76,7 +75,6 @@ from cleave.training.loop.run_folder import (
     CHECKPOINTS,
     JOURNAL,
     LOG,
-    RESIDENT,
     RunFolder,
     held_steps,
 )
@@ -112,7 +110,10 @@ _SAMPLE_TOKENS: Final = 60
 class Trainer:
     """The training loop of one run: steps, evaluations, checkpoints and records.
 
-    `base` is the step of the checkpoint from which the run resumes; None without a checkpoint.
+    Args:
+        base: the step of the checkpoint from which the run resumes; None without a checkpoint.
+        layer_files: for the weights and optimizer state of layers that devices train; None to keep
+            them in memory.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Trainer:
         run: RunFolder,
         context: TrainContext,
         base: int | None = None,
+        layer_files: StateFiles | None = None,
     ) -> None:
         self.step = 0
         self.job = job
@@ -137,7 +139,6 @@ class Trainer:
             )
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
-        tight = memory is not MemoryMode.PLAIN
         sharded = MemoryMode.SHARDED.value
         # If one server needs sharded weights, all servers shard the weights.
         if sharded in self.ranks.agree(memory.value):
@@ -165,13 +166,7 @@ class Trainer:
         self._resident: ResidentFiles | None = None
         if on_devices and job.interval:
             self._resident = ResidentFiles(run.path, base, context.note)
-        files = self._state_files()
-        # For the weights and optimizer state of layers that devices train.
-        self._files_on_devices = files
-        if on_devices and tight and files is None:
-            self._files_on_devices = StateFiles(run.path / RESIDENT, self.patience)
-        if self._files_on_devices is not None and job.state == StateMode.DEVICES.value:
-            self._files_on_devices.move_parameters(decoder_layers(model))
+        self._layer_files = layer_files
         self._logged = Logged()
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
@@ -225,7 +220,7 @@ class Trainer:
             update_rule(job),
             clip=job.clip,
             in_backward=in_backward,
-            files=files,
+            files=self._state_files(),
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
             ranks=self.ranks,
             weights=self.weights,
@@ -388,8 +383,8 @@ class Trainer:
             self.journal.begin(self.step)
         if self.fleet is not None and not self._began:
             log = self._resident.log if self._resident is not None else self.folder.path
-            files = self._files_on_devices
-            storage = StateStorage(log, files, self.step, self._logged.steps, self._state_changes)
+            files, stored = self._layer_files, self._logged.steps
+            storage = StateStorage(log, files, self.step, stored, self._state_changes)
             self.fleet.keep_on_devices(self.optimizer, storage)
             self._keep_resident()
         self._began = True

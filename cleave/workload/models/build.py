@@ -8,7 +8,7 @@ libraries.
 import json
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,6 +19,8 @@ from cleave.errors import UsageError
 from cleave.workload.registry import Family, ModelSpec, find_model, spec_from_config
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _CONFIG = "config.json"
@@ -154,7 +156,13 @@ def hf_config(spec: ModelSpec) -> "PreTrainedConfig":
             )
 
 
-def build_model(spec: ModelSpec, *, seed: int, narrow: bool = False) -> "PreTrainedModel":
+def build_model(
+    spec: ModelSpec,
+    *,
+    seed: int,
+    narrow: bool = False,
+    place: "Callable[[nn.Module], None] | None" = None,
+) -> "PreTrainedModel":
     """Build a model with new random weights, on the CPU, in training mode.
 
     The weights are initialised by transformers, without a second copy in memory. The global random
@@ -163,6 +171,8 @@ def build_model(spec: ModelSpec, *, seed: int, narrow: bool = False) -> "PreTrai
     Args:
         seed: seed of the random weights. Equal seeds give bit-equal weights.
         narrow: whether to use bf16 weights instead of fp32.
+        place: called with the model on the meta device. It may give parameters memory elsewhere,
+            for example in files.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
@@ -173,8 +183,11 @@ def build_model(spec: ModelSpec, *, seed: int, narrow: bool = False) -> "PreTrai
         model = classes[spec.family]._from_config(
             config, dtype=torch.bfloat16 if narrow else torch.float32
         )
-    model.to_empty(device="cpu")
-    # `to_empty` allocated separate memory for each of two tied weights. If one of the two is marked
+    if place is not None:
+        place(model)
+    # This is `to_empty`, but for tensors on the meta device only.
+    model._apply(lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each)
+    # `_apply` allocated separate memory for each of two tied weights. If one of the two is marked
     # as initialised, its memory pages stay untouched until `tie_weights` frees the memory.
     for target in model.all_tied_weights_keys:
         model.get_parameter(target)._is_hf_initialized = True
@@ -185,7 +198,9 @@ def build_model(spec: ModelSpec, *, seed: int, narrow: bool = False) -> "PreTrai
     return _for_training(model)
 
 
-def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedModel, ModelSpec]":
+def load_folder(
+    path: str | Path, *, narrow: bool = False, place: "Callable[[nn.Module], None] | None" = None
+) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
     The folder needs a ``config.json`` and safetensors weights, in one file or with an index. The
@@ -195,19 +210,44 @@ def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedM
     Args:
         narrow: whether to keep the dtype of the config instead of converting weights to fp32. This
             option is ignored if a buffer of the model would lose precision.
+        place: called with the model while its weights are still in the files, if possible. It may
+            give parameters memory elsewhere, in fp32.
 
     Raises:
         UsageError: if the folder is missing or incomplete, the model is not a causal language
             model, or the weights are damaged, are quantized or do not match the config.
     """
     import torch
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = Path(path).expanduser()
     spec = read_spec(folder)
     _check_weight_files(folder)
+    dtype: torch.dtype | str = "auto" if narrow else torch.float32
+    if place is not None:  # weights in the dtype of the files are not copied into memory
+        dtype = _common_dtype(folder)
+    model = _from_files(folder, dtype)
+    if dtype is not torch.float32 and any(
+        b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()
+    ):  # the model's constants were rounded
+        model, narrow = _from_files(folder, torch.float32), False
+    _record_ties(model)
+    if place is not None:
+        place(model)
+    _own_memory(model, narrow=narrow)
+    if not narrow:
+        model.config.dtype = torch.float32
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    if counted != spec.parameters:
+        spec = replace(spec, counted_parameters=counted)
+    return _for_training(model), spec
+
+
+def _from_files(folder: Path, dtype: "torch.dtype | str") -> "PreTrainedModel":
+    """Load a model and check its weights. Tensors that have this dtype in the files are mapped."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet_transformers():
@@ -216,7 +256,7 @@ def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedM
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype="auto" if narrow else torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # `_check_report` raises a clearer error
                 output_loading_info=True,
@@ -241,26 +281,24 @@ def load_folder(path: str | Path, *, narrow: bool = False) -> "tuple[PreTrainedM
             "use a folder with a causal language model, such as OPT or Llama."
         ) from error
     _check_report(report, folder)
-    _record_ties(model)
-    if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
-        return load_folder(path)  # `narrow` would round the model's constants
-    _own_memory(model)
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    if counted != spec.parameters:
-        spec = replace(spec, counted_parameters=counted)
-    return _for_training(model), spec
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def load_model(
-    source: ModelSource, *, seed: int, narrow: bool = False
+    source: ModelSource,
+    *,
+    seed: int,
+    narrow: bool = False,
+    place: "Callable[[nn.Module], None] | None" = None,
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load a model from its folder, or build it with random weights if it has no folder.
 
     `load_folder` and `build_model` describe the arguments. The seed only affects random weights.
     """
     if source.folder is not None:
-        return load_folder(source.folder, narrow=narrow)
-    return build_model(source.spec, seed=seed, narrow=narrow), source.spec
+        return load_folder(source.folder, narrow=narrow, place=place)
+    return build_model(source.spec, seed=seed, narrow=narrow, place=place), source.spec
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
@@ -386,12 +424,33 @@ def _record_ties(model: "PreTrainedModel") -> None:
         model.config.get_text_config().tie_word_embeddings = False
 
 
-def _own_memory(model: "PreTrainedModel") -> None:
-    # Loaded fp32 tensors are views of the memory-mapped file. Overwriting this file with a
-    # checkpoint would change the weights in use or kill the process. Tensors are copied one at a
-    # time to save memory.
+def _common_dtype(folder: Path) -> "torch.dtype":
+    """Return the dtype of all weights in a folder; fp32 if they have several or are damaged."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    narrow = {"F16": torch.float16, "BF16": torch.bfloat16}
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, "pt") as file:
+                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):
+            return torch.float32  # loading raises a clear error, if the file is needed
+    return narrow.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+
+
+def _own_memory(model: "PreTrainedModel", *, narrow: bool) -> None:
+    import torch
+    from torch import nn
+
+    # Loaded tensors are views of the memory-mapped file. Overwriting this file with a checkpoint
+    # would change the weights in use or kill the process. Tensors are copied one at a time to save
+    # memory.
     for tensor in chain(model.parameters(), model.buffers()):
-        tensor.data = tensor.data.clone()
+        if tensor.untyped_storage().filename is None:  # else it is in a file of its own
+            wide = isinstance(tensor, nn.Parameter) and not narrow
+            tensor.data = tensor.data.to(torch.float32 if wide else tensor.dtype, copy=True)
 
 
 def _disable_dropout(config: "PreTrainedConfig") -> None:
