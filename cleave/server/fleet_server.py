@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +39,7 @@ from cleave.scheduler.sessions.admission import (
 from cleave.scheduler.sessions.joining import FULL_RETRY_S, other_version
 from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
@@ -106,6 +107,8 @@ class ServerConfig:
             links), `on` or `off`.
         card: rates of the server's network card, which all devices share; None for no limit.
         numbering: the session numbers that this server assigns to devices.
+        kept: the trained state with which devices may return, if an earlier process of this server
+            ended in the middle of a run that this server resumes at once.
     """
 
     host: str = "127.0.0.1"
@@ -125,6 +128,7 @@ class ServerConfig:
     coding: CodingPolicy | str = CodingPolicy.AUTO
     card: PsRates | None = None
     numbering: Numbering = field(default_factory=Numbering)
+    kept: Sequence[KeptState] = ()
 
 
 class Server:
@@ -158,6 +162,7 @@ class Server:
             stages_on=config.stages_on,
             coding=config.coding,
             card=config.card,
+            kept=config.kept,
         )
         self.live = LiveRuntime(manager, config.events, config.numbering)
         self.fleet = Fleet(self.live, config.planner)

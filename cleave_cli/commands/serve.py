@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +34,12 @@ from cleave_cli.stopping import ending_signals
 if TYPE_CHECKING:
     from cleave.energy.grid import Grid
     from cleave.fleet.own_device import OwnDevice
+    from cleave.scheduler.stages.resident import KeptState
     from cleave.server.app import App
     from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import Server, ServerConfig
     from cleave.server.jobs.jobs import TrainingJob
-    from cleave.server.store.store import CodeRecord, DeviceRecord
+    from cleave.server.store.store import CodeRecord, DeviceRecord, StoredJob
     from cleave.training.loop.run_job import JobRunner
     from cleave.transport.discovery import Announcement
 
@@ -290,6 +291,7 @@ def serve(
             stages_on=stages,
             coding=coded,
             card=ps,
+            kept=_kept_by_devices(server_app.history.interrupted) if resume_jobs else (),
             auth=server_app.access,
             security=Security(
                 tls=TlsMode(tls) if tls else None,
@@ -336,6 +338,15 @@ def serve(
             for number in (signal.SIGINT, signal.SIGTERM):  # a second signal ends the process
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
+
+
+def _kept_by_devices(interrupted: Iterable[StoredJob]) -> list[KeptState]:
+    """Return the trained state that devices had when the last server ended."""
+    from cleave.training.loop.run_folder import LOG
+    from cleave.training.stages.step_log import LogFolder
+
+    runs = [Path(job.run_folder) for job in interrupted if job.run_folder]
+    return [kept for run in runs for kept in LogFolder(run / LOG).kept()]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import messages
-from cleave.scheduler.sessions.session import Session
+from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
-from cleave.scheduler.stages.resident import Lineage, ResidentParameter, Snapshot
+from cleave.scheduler.stages.resident import KeptState, Lineage, ResidentParameter, Snapshot
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
-from cleave.scheduler.stages.work import LoggedStep, RequestKind, StageRequest, StepWork
+from cleave.scheduler.stages.work import (
+    LoggedStep,
+    RequestKind,
+    Resident,
+    StageRequest,
+    StepWork,
+)
 from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
@@ -41,11 +47,19 @@ _MOST_ANSWERS = 20_000  # with fewer answers, a step ends once devices stay and 
 
 
 class Runs(StageRuns):
-    """The steps on devices that have no sessions."""
+    """The steps on devices whose sessions have no rates."""
 
     def __init__(self, present: Callable[[], Mapping[int, DeviceRates]]) -> None:
-        super().__init__({}, Names(), any_device=True)
+        self.sessions: dict[int, Session] = {}
+        super().__init__(self.sessions, Names(), any_device=True)
         self._there = present
+
+    def opened(self, device: int, arrays: str = "") -> Session:
+        """Return the session of a device that joins or returns."""
+        session = Session(device, 0.0, arrays=arrays or f"arrays of {device}")
+        session.state = DeviceState.READY
+        self.sessions[device] = session
+        return session
 
     @property
     def able(self) -> dict[int, DeviceRates]:
@@ -82,7 +96,6 @@ class Training(Trial):
         self._draw = (rng or random.Random(0)).random
         for device in range(1, devices + 1):
             self.fleet.devices[device] = self._device()
-
         self.away: set[int] = set()  # devices that may not take part now, but stay connected
 
         def present() -> dict[int, DeviceRates]:
@@ -91,8 +104,12 @@ class Training(Trial):
                 for device, rates in rates_of(self.fleet.devices.keys() - self.away).items()
             }
 
+        self._present = present
         self.runs = Runs(present)
         self.stores = self.runs._stores
+        for device in self.fleet.devices:
+            self.runs.opened(device)
+        self.kept: Sequence[KeptState] = ()  # what devices have after the last logged step
         self.frozen = frozen
         self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False), frozen=frozen)
         self.resident = resident_of(self.first)
@@ -118,8 +135,11 @@ class Training(Trial):
             replace(first, of_batch=layer.of_batch, extras={"extra": extra})
             for first, layer in zip(self.first.layers, made.layers, strict=True)
         ]
-        resident = replace(self.resident, log=tuple(self.log), position=self.position)
-        return replace(made, layers=layers, resident=resident)
+        return replace(made, layers=layers, resident=self._resident())
+
+    def _resident(self) -> Resident:
+        log = tuple(self.log)
+        return replace(self.resident, log=log, position=self.position, kept=self.kept)
 
     def begin(self, work: StepWork) -> None:
         """Begin a step, or begin it again."""
@@ -134,13 +154,14 @@ class Training(Trial):
 
     def begin_fetch(self) -> None:
         """Begin a step that fetches the state."""
-        resident = replace(self.resident, log=tuple(self.log), position=self.position, fetches=True)
+        resident = replace(self._resident(), fetches=True)
         self.begin(replace(self.work, resident=resident, token=object()))
 
     def _do(self, wanted: Any) -> None:
         super()._do(wanted)
         for number, device in self.fleet.devices.items():
-            assert number in self.stores or not device.sizes, "a device keeps what nobody knows of"
+            known = self.runs.occupied_bytes(number) > 0
+            assert known or not device.sizes, "a device keeps what nobody knows of"
 
     @property
     def wants_update(self) -> bool:
@@ -170,13 +191,14 @@ class Training(Trial):
 
     def lose(self, device: int) -> None:
         del self.fleet.devices[device]
+        del self.runs.sessions[device]
         self._do(self.runs.lost(device))
 
     def cut(self, device: int) -> str:
         """Cut a device's connection, in the middle of its orders. Return what `come_back` takes."""
         lost = self.fleet.devices.pop(device)
         lost.lose_connection(self._draw)
-        session = Session(device, 0.0, arrays=f"arrays of {device}")
+        session = self.runs.sessions.pop(device)
         self._do(self.runs.keep(session, 0.0))
         self._do(self.runs.lost(device))
         self.cut_off[session.arrays] = lost
@@ -186,16 +208,34 @@ class Training(Trial):
         """Connect a device again. What it still has counts only if the server awaits it."""
         device, self.newcomer = self.newcomer, self.newcomer + 1
         self.fleet.devices[device] = back = self.cut_off.pop(arrays)
-        session = Session(device, 0.0)
         if self.runs.holders.awaits(arrays):
-            session.arrays, session.held = arrays, frozenset(back.held)
+            session = self.runs.opened(device, arrays)
+            session.held = frozenset(back.held)
         else:
+            session = self.runs.opened(device)
             back.held, back.sizes = {}, {}
         self._do(self.runs.returned(session))
 
     def give_up(self) -> None:
         """Wait no longer for devices without a connection."""
         self._do(self.runs.expire(self.runs.holders.return_s))
+
+    def restart(self) -> None:
+        """Kill the PS and start it again. Some devices return before it goes on with the step."""
+        running = not self.step.ended
+        for device in list(self.fleet.devices):
+            lost = self.fleet.devices.pop(device)
+            lost.lose_connection(self._draw)
+            self.cut_off[self.runs.sessions[device].arrays] = lost
+        self.runs = Runs(self._present)
+        self.stores = self.runs._stores
+        self.runs.holders.expect(self.kept)
+        for arrays in list(self.cut_off):
+            if self._draw() < 0.5:
+                self.come_back(arrays)
+        if running:
+            resident = replace(self._resident(), fetches=self.fetches)
+            self.begin(replace(self.work, resident=resident, token=object()))
 
     def fail(self, device: int) -> None:
         self.fleet.devices[device].orders.clear()
@@ -204,6 +244,7 @@ class Training(Trial):
     def join(self, device: int) -> None:
         self.newcomer += 1
         self.fleet.devices[device] = self._device()
+        self.runs.opened(device)
         self._do(self.runs.changed())
 
     def begin_snapshot(self) -> None:
@@ -244,6 +285,7 @@ class Training(Trial):
         if self.fetches:
             assert snapshot is None
             self._take(Snapshot(len(self.done), result.state, result.holders))
+            self.kept = ()
             return result
         assert {b: dx.value for b, dx in result.dx.items()} == {
             b: self._expected(b, self.work)[1][0] for b in range(len(self.work.x))
@@ -255,6 +297,7 @@ class Training(Trial):
         if snapshot is not None:
             self.snapshots += 1
             self._take(snapshot)
+        self.kept = self.runs.kept() if self.log else ()
         return result
 
     def _check_held(self) -> None:
@@ -338,7 +381,7 @@ def disturbed(training: Training, rng: random.Random, trouble: float, events: in
         wrong += [("join", training.newcomer), ("withdraw", None)]
         wrong += [("cut", d) for d in fleet.devices]
         wrong += [("come_back", arrays) for arrays in training.cut_off] * 2
-        wrong += [("give_up", None)]
+        wrong += [("give_up", None), ("restart", None)]
         if failures < MAX_FAILURES - 1:
             wrong += [("fail", d) for d in fleet.devices]
         what, number = rng.choice(wrong if not normal or rng.random() < trouble else normal)
@@ -393,6 +436,8 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
                 training.fail(rng.choice(list(training.fleet.devices)))
             if training.fleet.devices and rng.random() < trouble:
                 training.cut(rng.choice(list(training.fleet.devices)))
+            if rng.random() < trouble:
+                training.restart()
             if training.cut_off and rng.random() < 0.5:
                 training.come_back(rng.choice(list(training.cut_off)))
             training.away = {d for d in training.fleet.devices if rng.random() < trouble}
@@ -559,6 +604,49 @@ def test_state_that_a_withdrawn_step_updated_is_not_used() -> None:
     training.withdraw()
     assert isinstance(training.finish(), StepResult)
     fetched(training)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
+    """Whether they return before the first step or during it. Nobody gets the snapshot again."""
+    training = Training(2)
+    completed(training)
+    completed(training)
+    with mock.patch.object(training, "_draw", lambda: 0.0 if early else 0.9):
+        for device in training.fleet.devices.values():
+            device.before.clear()  # all messages arrived
+            device.sent.clear()
+        training.restart()
+    assert bool(training.cut_off) != early
+    training.begin(training.step_of(TWO_STAGES, 2))
+    for arrays in list(training.cut_off):
+        training.come_back(arrays)
+    assert isinstance(training.finish(), StepResult)
+    for device in training.fleet.devices.values():
+        assert not [value for value in device.sent if value[0] in ("w", "m", "updated")]
+    fetched(training)
+
+
+def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs() -> None:
+    training = Training(2)
+    completed(training)
+    with mock.patch.object(training, "_draw", lambda: 0.0):
+        training.restart()
+    assert all(training.runs.occupied_bytes(d) for d in training.fleet.devices)
+    training._do(training.runs.end())
+    assert not any(device.held for device in training.fleet.devices.values())
+
+
+def test_new_arrays_have_other_ids_than_those_of_an_earlier_process() -> None:
+    training = Training(2)
+    completed(training)
+    used = {id for device in training.fleet.devices.values() for id in device.held}
+    training.restart()
+    training.join(9)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.give_up()
+    assert isinstance(training.finish(), StepResult)
+    assert used.isdisjoint(training.fleet.devices[9].held)
 
 
 def test_a_device_that_fails_after_a_step_drops_its_arrays() -> None:

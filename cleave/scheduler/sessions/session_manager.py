@@ -52,6 +52,7 @@ from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.trials import Trials, common_delay_of, judge_paces
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
+from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.runs import StageRuns, StagesOn
 from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.gemm_job import GemmJob
@@ -99,11 +100,13 @@ class SessionManager:
         coding: CodingPolicy | str = CodingPolicy.OFF,
         card: PsRates | None = None,
         expected_devices: int = 1,
+        kept: Sequence[KeptState] = (),
     ) -> None:
         self.scheduler = Scheduler()
         self.sessions: dict[int, Session] = {}
         any_device = StagesOn.of(stages_on) is StagesOn.ANY
         self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)
+        self.stages.holders.expect(kept)
         self.rounds = LocalRounds(self.sessions, self.scheduler.names)
         self.auth = auth if auth is not None else SharedSecretAuth(credential)
         self.verification = Verification.of(verify)
@@ -543,6 +546,7 @@ class SessionManager:
                             used=self.stages.used(now_s),
                             snapshot=self.stages.finished_snapshot(model),
                             fetching=self.stages.fetching(model),
+                            kept=self.stages.kept() if result.squares else (),
                         ),
                         work,
                     )

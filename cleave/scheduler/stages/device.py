@@ -11,7 +11,7 @@ from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.passes import StagePasses, arrays_of
-from cleave.scheduler.stages.resident import Holding, Lineage
+from cleave.scheduler.stages.resident import Holding, KeptState, Lineage
 from cleave.scheduler.stages.work import (
     LoggedStep,
     Resident,
@@ -66,6 +66,24 @@ class StageDevice(StagePasses):
         sent = ((what, id) for what, id in self._sent.items() if id in held)
         self._restart(device, {w: id for w, id in sent if isinstance(w, StageGraph) or w in needed})
         self._out += self.dropped(device, held - {*self._sizes})
+
+    def kept(self, arrays: str) -> KeptState:
+        """Return the trained state on the device. `arrays`: see `Session.arrays`."""
+        found = {k: a for k, a in self._resident.keyed.items() if a in self._sent}
+        return KeptState(
+            arrays,
+            {key: (self._sent[array], self._updates[array]) for key, array in found.items()},
+            sum(array.nbytes for array in found.values()),
+        )
+
+    def adopt(self, kept: KeptState) -> None:
+        """Use the state on a device of which an earlier process of the PS has kept records."""
+        arrays, lineage = self._resident.keyed, Lineage(-1)
+        for key, (id, updates) in kept.state.items():
+            if (array := arrays.get(key)) is not None:
+                self._sent[array], self._sizes[id] = id, array.nbytes
+                self._updates[array], self._lineages[array] = updates, lineage
+        self.occupied_bytes = sum(self._sizes.values())
 
     def drop_withdrawn(self) -> None:
         """Drop trained state with more updates than all steps before the current one did."""

@@ -17,8 +17,10 @@ from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.step import StageStep
 from cleave.scheduler.stages.work import StepWork
+from cleave.scheduler.tiles.device_memory import Names
 
 # How long a stage waits for a device that lost its connection and may still have its state. Another
 # device would first receive a snapshot and repeat the logged steps. After a cut of 5 s, a device
@@ -27,6 +29,8 @@ RETURN_S: Final = 15.0
 
 # Longest time in which devices may return their state because one of them wants to leave.
 _HAND_OVER_S: Final = 20.0
+
+_ID_GAP: Final = 2**32  # more than the IDs that a PS assigns after it has recorded a step
 
 
 @dataclass(slots=True)
@@ -47,22 +51,33 @@ class Holders:
 
     Args:
         stores: maps a device to its `StageDevice`. Devices that leave or return change it.
+        ids: the counters for new IDs.
 
     Attributes:
         leaving: devices that leave as soon as they have returned their trained state.
         return_s: how long a stage waits for a device that lost its connection, in seconds.
     """
 
-    def __init__(self, stores: dict[int, StageDevice]) -> None:
+    def __init__(self, stores: dict[int, StageDevice], ids: Names) -> None:
         self.leaving: set[int] = set()
         self.return_s = RETURN_S
         self._stores = stores
+        self._ids = ids
         self._away: dict[str, _Away] = {}  # key: `Session.arrays`
+        # State from before the PS was restarted, until the first step. The key is as above.
+        self._expected: dict[str, KeptState] = {}
 
     # --- steps ---
 
-    def begin(self, work: StepWork) -> None:
+    def begin(self, work: StepWork, now_s: float) -> None:
         """Tell all stores the work of a step. They drop the state of withdrawn steps."""
+        assert work.resident is not None
+        for kept in work.resident.kept:
+            if kept.arrays in self._expected:
+                store = StageDevice(0, self._ids, work)
+                store.adopt(kept)
+                self._away[kept.arrays] = _Away(store, now_s)
+        self._expected.clear()
         for store in (*self._stores.values(), *self._stores_away()):
             store.work = work
             store.drop_withdrawn()
@@ -75,6 +90,7 @@ class Holders:
     def end(self) -> None:
         """Forget the arrays of devices that lost their connection."""
         self._away.clear()
+        self._expected.clear()
 
     def _stores_away(self) -> Iterator[StageDevice]:
         return (away.store for away in self._away.values())
@@ -166,13 +182,32 @@ class Holders:
 
     def awaits(self, arrays: str) -> bool:
         """Return whether a device has left these arrays (`Session.arrays`) and may return."""
-        return arrays in self._away
+        return arrays in self._away or arrays in self._expected
+
+    def expect(self, kept: Sequence[KeptState]) -> None:
+        """Let devices return with the state that they had before the PS was restarted.
+
+        Their arrays have IDs that an earlier process assigned. So new IDs are far larger.
+        """
+        self._expected = {one.arrays: one for one in kept}
+        largest = max((id for one in kept for id, _ in one.state.values()), default=0)
+        self._ids.arrays = max(self._ids.arrays, largest + _ID_GAP if kept else 0)
+
+    def expected_bytes(self, session: Session) -> int:
+        """Return the size of the state on a device that has returned before the first step."""
+        kept = self._expected.get(session.arrays)
+        return kept.nbytes if kept is not None and session.held is not None else 0
 
     def returned(self, session: Session, *, in_step: bool) -> list[SendStage]:
         """Let a device that is available again continue with the arrays that it still has.
 
         `in_step`: whether a step is running.
         """
+        if session.held is not None and (kept := self._expected.get(session.arrays)):
+            known = {id for id, _ in kept.state.values()}
+            unknown, session.held = session.held - known, session.held & known
+            session.reserved_bytes = kept.nbytes
+            return StageDevice.dropped(session.id, unknown)
         held, session.held = session.held, None
         if held is None:
             return []

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
-from cleave.scheduler.stages.resident import Holding, Snapshot
+from cleave.scheduler.stages.resident import Holding, KeptState, Snapshot
 from cleave.scheduler.stages.usual_sizes import Place
 
 
@@ -182,6 +182,7 @@ class StepResult:
         fetching: number of updates before the snapshot that devices are still returning; None if
             there is none.
         restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
+        kept: the trained state on devices after the step.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -197,6 +198,7 @@ class StepResult:
     fetching: int | None = None
     snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
     restored: int = 0
+    kept: Sequence[KeptState] = ()
 
 
 @dataclass(frozen=True, slots=True)

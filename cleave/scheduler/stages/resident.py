@@ -40,10 +40,27 @@ class Lineage:
     """Identifies all state that one device computes from a snapshot that the PS sent to it.
 
     Attributes:
-        position: number of updates in that snapshot.
+        position: number of updates in that snapshot; -1 if it is not known, because an earlier
+            process of the PS sent it.
     """
 
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The trained state that a device has after a step, by which a restarted PS finds it again.
+
+    Attributes:
+        arrays: the secret name of the device's arrays; see `Session.arrays`.
+        state: wire ID and number of updates of each weight and moment, by layer number, parameter
+            and position in `ResidentParameter.arrays`.
+        nbytes: size of the state.
+    """
+
+    arrays: str
+    state: Mapping[tuple[int, str, int], tuple[int, int]]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

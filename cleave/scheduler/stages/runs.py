@@ -21,7 +21,7 @@ from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.holders import Holders, kept_by_holders
 from cleave.scheduler.stages.hot_spares import HotSpares
 from cleave.scheduler.stages.outcomes import TIMELINE_PARTS, DeviceUse
-from cleave.scheduler.stages.resident import Snapshot
+from cleave.scheduler.stages.resident import KeptState, Snapshot
 from cleave.scheduler.stages.snapshots import SnapshotRun
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.stages.step import StageStep
@@ -76,7 +76,7 @@ class StageRuns:
         self._step: StageStep | None = None
         self._snapshot: SnapshotRun | None = None
         self._spares = HotSpares(self._stores, ids)
-        self.holders = Holders(self._stores)
+        self.holders = Holders(self._stores, ids)
         self._dtype = "fp32"  # in which devices may compute the last step's products
         self._usual: dict[int, UsualSizes] = {}  # key: model ID
         self._repeated = 0  # passes repeated in earlier steps
@@ -155,7 +155,9 @@ class StageRuns:
     def occupied_bytes(self, device: int) -> int:
         """Return the size of all arrays and graphs for stages on a device, in bytes."""
         store = self._stores.get(device)
-        return store.occupied_bytes if store is not None else 0
+        if store is not None:
+            return store.occupied_bytes
+        return self.holders.expected_bytes(self._sessions[device])
 
     def view(self) -> StepView | None:
         """Return a snapshot of the current or last step; None if no step exists."""
@@ -187,7 +189,8 @@ class StageRuns:
         able = self.able
         there = set(able)
         if work.resident is not None:
-            self.holders.begin(work)
+            self.holders.begin(work, now_s)
+            out += self._returned_early()
             there |= self.holders.leaving if work.resident.fetches else set()
         stages, slices = (
             [replace(s, devices=tuple(d for d in s.devices if d in there)) for s in them]
@@ -281,6 +284,20 @@ class StageRuns:
         in_step = self._step is not None and not self._step.ended
         return [*self.holders.returned(session, in_step=in_step), *self.changed()]
 
+    def _returned_early(self) -> list[ForSteps]:
+        """Let devices that returned to a restarted PS continue, or drop what is not needed."""
+        early = [s for s in self._sessions.values() if s.held is not None and not s.returning]
+        ready = [s for s in early if s.state is DeviceState.READY]
+        return [one for s in ready for one in self.holders.returned(s, in_step=False)]
+
+    def kept(self) -> list[KeptState]:
+        """Return the trained state on all connected devices that may return with it."""
+        return [
+            store.kept(session.arrays)
+            for device, store in self._stores.items()
+            if (session := self._sessions.get(device)) and session.arrays and store.has_state
+        ]
+
     def expire(self, now_s: float) -> list[ForSteps]:
         """Let stages no longer wait for devices that have not returned in time."""
         return self.changed() if self.holders.expire(now_s) else []
@@ -329,6 +346,7 @@ class StageRuns:
             out += store.take()
         self._stores.clear()
         self.holders.end()
+        out += self._returned_early()
         self._spares = HotSpares(self._stores, self._ids)
         self._before_renewal = {}
         return out

@@ -17,7 +17,7 @@ from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray, joined
-from cleave.scheduler.stages.resident import ResidentParameter
+from cleave.scheduler.stages.resident import KeptState, ResidentParameter
 from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
@@ -192,6 +192,7 @@ class Resident:
         position: number of all updates before the snapshot; see `Snapshot`.
         fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
         keep: stores a payload of a new snapshot, and returns the payload for `Snapshot.state`.
+        kept: the state that devices had when an earlier process of the PS ended.
         arrays: the weights and moments of all parameters.
     """
 
@@ -202,11 +203,21 @@ class Resident:
     position: int = 0
     fetches: bool = False
     keep: Callable[[Any], Any] = lambda payload: payload
+    kept: Sequence[KeptState] = ()
     arrays: frozenset[StageArray] = field(init=False)
 
     def __post_init__(self) -> None:
         held = frozenset(a for one in self.parameters.values() for a in one.arrays)
         object.__setattr__(self, "arrays", held)
+
+    @property
+    def keyed(self) -> dict[tuple[int, str, int], StageArray]:
+        """Return all weights and moments by their keys in `KeptState.state`."""
+        return {
+            (*key, number): array
+            for key, one in self.parameters.items()
+            for number, array in enumerate(one.arrays)
+        }
 
     @property
     def now(self) -> int:

@@ -134,6 +134,8 @@ class ResidentState:
             work.graph(update),
             work.graph(squares_graph()),
         )
+        if storage.stored:
+            self._resident = replace(self._resident, kept=storage.stored[-1].kept)
         if self._pieces is not None:
             self._resident = replace(self._resident, keep=self._pieces.keep)
 

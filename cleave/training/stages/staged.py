@@ -455,6 +455,7 @@ class StagedModel:
             returned=self._returned,
             dx=self._wanted.dx,
             squares=self._wanted.squares,
+            kept=result.kept,
         )
         stored = self.resident.add(self._step_work, result, stored)
         if self.replays is not None:

@@ -7,12 +7,13 @@ than the memory of a small server. Each step is in a file of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from cleave.files import mapped_copy, own_folder, write_atomically
+from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.work import LoggedStep, Resident, StepWork
 from cleave.training.loop.run_folder import log_file
 from cleave.training.stages.stored_steps import StoredStep
@@ -38,7 +39,8 @@ class LogFolder:
     def write(self, number: int, step: StoredStep) -> StoredStep:
         """Write the step with this number, and return it with its arrays in the file."""
         own_folder(self.path)
-        write_atomically(self._of(number), step.pack(), sync=False)
+        # The file has names by which devices return, and these are secret.
+        write_atomically(self._of(number), step.pack(), 0o600, sync=False)
         return StoredStep.read(self._of(number)) or step
 
     def after(self, number: int) -> list[StoredStep]:
@@ -47,6 +49,11 @@ class LogFolder:
         while (step := StoredStep.read(self._of(number + len(found) + 1))) is not None:
             found.append(step)
         return found
+
+    def kept(self) -> Sequence[KeptState]:
+        """Return the trained state on devices after the last step."""
+        last = StoredStep.read(self._of(numbers[-1])) if (numbers := self.numbers()) else None
+        return last.kept if last is not None else ()
 
     def keep(self, numbers: range) -> None:
         """Remove the files of all other steps."""

@@ -18,6 +18,7 @@ import msgspec
 from cleave.files import mapped
 from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import GradientWanted, InputWanted, OutputReady
+from cleave.scheduler.stages.resident import KeptState
 
 Returned: TypeAlias = OutputReady | InputWanted | GradientWanted
 _KINDS: Final = (OutputReady, InputWanted, GradientWanted)
@@ -36,6 +37,7 @@ class StoredStep:
         returned: what devices returned during the passes, in the order in which the PS used it.
         dx: gradients of the first stage's inputs, by micro-batch.
         squares: sum of the squared elements of all gradients on devices.
+        kept: the trained state on devices after the step.
     """
 
     rate: float
@@ -46,6 +48,7 @@ class StoredStep:
     returned: Sequence[Returned]
     dx: Mapping[int, Any]
     squares: float
+    kept: Sequence[KeptState] = ()
 
     @property
     def micro_batches(self) -> int:
@@ -66,6 +69,10 @@ class StoredStep:
             "arrays": [[a.rows, a.columns, a.dtype] for a in arrays],
             "returned": [_described(one) for one in self.returned],
             "dx": [*self.dx],
+            "kept": [
+                (one.arrays, one.nbytes, [(*key, *held) for key, held in one.state.items()])
+                for one in self.kept
+            ],
             "sizes": [part.nbytes for part in parts],
         }
         header, sum32 = msgspec.msgpack.encode(described), 0
@@ -117,6 +124,10 @@ class StoredStep:
             returned=returned,
             dx=dict(zip(said["dx"], payloads, strict=True)),
             squares=said["squares"],
+            kept=[
+                KeptState(arrays, {(k, n, i): (id, done) for k, n, i, id, done in state}, nbytes)
+                for arrays, nbytes, state in said.get("kept", ())
+            ],
         )
 
 
