@@ -85,12 +85,12 @@ def job_of(options: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def steps_of(runs: Path) -> dict[int, float]:
-    """Return the losses of the only run in a folder, by step. No step may be recorded twice."""
+def steps_of(runs: Path, what: str = "loss") -> dict[int, float]:
+    """Return a value of each step of the only run in a folder. No step may be recorded twice."""
     records = [each for folder in runs.glob("*") for each in RunFolder(folder).records()]
     steps = [each for each in records if each.get("event") == "step"]
     assert len({each["step"] for each in steps}) == len(steps)
-    return {each["step"]: each["loss"] for each in steps}
+    return {each["step"]: each[what] for each in steps}
 
 
 class Course:
@@ -116,6 +116,7 @@ class Course:
         self._random = random.Random(options.seed)
         self.peak = Peak()
         self.resumed_s: list[float] = []  # from the kill until the next step was complete
+        self.resumed_mb: list[float] = []  # what the server sent in that step
 
     def run(self) -> dict[int, float]:
         """Return the losses by step."""
@@ -144,6 +145,7 @@ class Course:
             server = processes.start(f"serve-{kill}", again, **self._keys)
             self._wait(server, done + 1)
             self.resumed_s.append(time.monotonic() - began_s)
+            self.resumed_mb.append(steps_of(self.runs, "downlink_bytes")[done + 1] / 1e6)
         self._wait(server, options.steps)
         return steps_of(self.runs)
 
@@ -200,6 +202,7 @@ def main() -> None:
         print(f"server killed {options.kills} times: {len(losses)} of {options.steps} steps, once")
         if course.resumed_s:
             print(f"seconds until the next step: {[round(s, 1) for s in course.resumed_s]}")
+            print(f"MB that the server sent in it: {[round(mb) for mb in course.resumed_mb]}")
         print(f"memory of the server, without mapped files: {course.peak.most / 1e9:.2f} GB")
         with Processes(folder, time.monotonic() + 1500) as processes:
             if group.command:

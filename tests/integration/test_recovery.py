@@ -247,3 +247,41 @@ def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
     with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
         train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None), resume=True)
     assert RunFolder(tmp_path).metrics_path.read_bytes() == metrics
+
+
+@pytest.mark.nightly  # tests/scheduler/test_resident_step.py restarts at any moment
+def test_devices_go_on_with_their_state_after_the_server_was_killed(
+    corpus_file: Path, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
+) -> None:
+    """They do not receive weights and moments again: the step's traffic is as in other steps."""
+    runs, steps = tmp_path / "runs", 40
+    serve = ("serve", "--port", free_port(), "--data", str(tmp_path / "data"), "--json")
+    serve += ("--stages-on", "any", "--compute", "off", "--runs", str(runs))
+    submit = (
+        *training(corpus_file, steps, "opt-nano"), "--batch", "2", "--method", "stages",
+        "--state", "devices", "--audit", "0", "--checkpoint-every", "1000",
+    )  # fmt: skip
+
+    def done() -> dict[int, dict[str, Any]]:
+        found = [r for folder in runs.glob("*") for r in RunFolder(folder).records()]
+        return {r["step"]: r for r in found if r["event"] == "step"}
+
+    with ExitStack() as stack:
+        server, lines = stack.enter_context(started(*serve, cwd=tmp_path))
+        listening = wait_for_event(lines, "listening")
+        for _ in range(2):
+            _, news = stack.enter_context(started("join", listening["url"], *JOIN))
+            wait_for_event(news, "ready")
+        stack.enter_context(started(*submit, "--server", listening["operator_url"]))
+        until(lambda: len(done()) >= 5)
+        server.send_signal(signal.SIGKILL)
+        server.wait(PATIENCE_S)
+        before = len(done())
+        stack.enter_context(started(*serve, "--resume-jobs", cwd=tmp_path))
+        until(lambda: len(done()) == steps)
+    found = done()
+    state_bytes = 12 * 100_000  # weights and moments of two layers
+    assert found[1]["downlink_bytes"] > state_bytes
+    assert found[before + 1]["downlink_bytes"] < state_bytes / 3
+    spec = replace(training_job(corpus_file, steps, "opt-nano"), batch=2)
+    assert [r["loss"] for r in found.values()] == pytest.approx(plain_losses(spec), rel=1e-4)
