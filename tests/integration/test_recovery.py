@@ -255,8 +255,10 @@ def test_devices_go_on_with_their_state_after_the_server_was_killed(
 ) -> None:
     """They do not receive weights and moments again: the step's traffic is as in other steps."""
     runs, steps = tmp_path / "runs", 40
-    serve = ("serve", "--port", free_port(), "--data", str(tmp_path / "data"), "--json")
-    serve += ("--stages-on", "any", "--compute", "off", "--runs", str(runs))
+    serve = (
+        "serve", "--port", free_port(), "--data", str(tmp_path / "data"), "--json",
+        "--stages-on", "any", "--compute", "off", "--runs", str(runs),
+    )  # fmt: skip
     submit = (
         *training(corpus_file, steps, "opt-nano"), "--batch", "2", "--method", "stages",
         "--state", "devices", "--audit", "0", "--checkpoint-every", "1000",

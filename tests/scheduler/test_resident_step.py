@@ -612,7 +612,7 @@ def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
     training = Training(2)
     completed(training)
     completed(training)
-    with mock.patch.object(training, "_draw", lambda: 0.0 if early else 0.9):
+    with mock.patch.object(training, "_draw", return_value=0.0 if early else 0.9):
         for device in training.fleet.devices.values():
             device.before.clear()  # all messages arrived
             device.sent.clear()
@@ -630,7 +630,7 @@ def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
 def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs() -> None:
     training = Training(2)
     completed(training)
-    with mock.patch.object(training, "_draw", lambda: 0.0):
+    with mock.patch.object(training, "_draw", return_value=0.0):
         training.restart()
     assert all(training.runs.occupied_bytes(d) for d in training.fleet.devices)
     training._do(training.runs.end())
