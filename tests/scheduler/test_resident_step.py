@@ -160,7 +160,7 @@ class Training(Trial):
     def _do(self, wanted: Any) -> None:
         super()._do(wanted)
         for number, device in self.fleet.devices.items():
-            known = self.runs.occupied_bytes(number) > 0
+            known = number in self.stores or self.runs.occupied_bytes(number)
             assert known or not device.sizes, "a device keeps what nobody knows of"
 
     @property
@@ -627,13 +627,21 @@ def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
     fetched(training)
 
 
-def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs() -> None:
+@pytest.mark.parametrize("why", ["the job ends", "other work begins", "nothing begins"])
+def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs(why: str) -> None:
     training = Training(2)
     completed(training)
     with mock.patch.object(training, "_draw", return_value=0.0):
         training.restart()
     assert all(training.runs.occupied_bytes(d) for d in training.fleet.devices)
-    training._do(training.runs.end())
+    if why == "the job ends":
+        training._do(training.runs.end())
+    elif why == "other work begins":
+        training._do(training.runs.expect_none())
+    else:
+        for now_s in (5.0, 100.0, 605.0):
+            assert all(training.runs.occupied_bytes(d) for d in training.fleet.devices)
+            training._do(training.runs.expire(now_s))
     assert not any(device.held for device in training.fleet.devices.values())
 
 

@@ -483,6 +483,7 @@ class SessionManager:
     def begin_round(self, work: RoundWork, now_s: float) -> list[ForRuntime]:
         """Start a round of local updates, and reserve all memory of its devices until it ends."""
         reserved = self._reserve(dict.fromkeys(work.steps), now_s)
+        reserved += self._carry_out(self.stages.expect_none(), now_s)
         return reserved + self._carry_out(self.rounds.begin(work, now_s), now_s)
 
     def renew(self, arrays: Mapping[StageArray, StageArray], now_s: float) -> list[ForRuntime]:

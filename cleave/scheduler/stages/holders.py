@@ -30,6 +30,9 @@ RETURN_S: Final = 15.0
 # Longest time in which devices may return their state because one of them wants to leave.
 _HAND_OVER_S: Final = 20.0
 
+# How long devices keep state from before a restart of the PS if no step needs it.
+_EXPECTED_S: Final = 600.0
+
 _ID_GAP: Final = 2**32  # more than the IDs that a PS assigns after it has recorded a step
 
 
@@ -66,6 +69,7 @@ class Holders:
         self._away: dict[str, _Away] = {}  # key: `Session.arrays`
         # State from before the PS was restarted, until the first step. The key is as above.
         self._expected: dict[str, KeptState] = {}
+        self._expected_s: float | None = None  # since when
 
     # --- steps ---
 
@@ -223,6 +227,11 @@ class Holders:
 
     def expire(self, now_s: float) -> bool:
         """Stop waiting for devices that are away too long. Return whether there are any."""
+        if self._expected:
+            self._expected_s = now_s if self._expected_s is None else self._expected_s
+            if now_s >= self._expected_s + _EXPECTED_S:
+                self._expected.clear()
+                return True
         late = [a for a in self._away.values() if a.awaited and now_s >= a.left_s + self.return_s]
         for away in late:
             away.awaited = False

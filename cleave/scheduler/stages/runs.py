@@ -192,6 +192,8 @@ class StageRuns:
             self.holders.begin(work, now_s)
             out += self._returned_early()
             there |= self.holders.leaving if work.resident.fetches else set()
+        else:
+            out += self.expect_none()
         stages, slices = (
             [replace(s, devices=tuple(d for d in s.devices if d in there)) for s in them]
             for them in (work.stages, work.slices)
@@ -300,7 +302,14 @@ class StageRuns:
 
     def expire(self, now_s: float) -> list[ForSteps]:
         """Let stages no longer wait for devices that have not returned in time."""
-        return self.changed() if self.holders.expire(now_s) else []
+        if not self.holders.expire(now_s):
+            return []
+        return [*self._returned_early(), *self.changed()]
+
+    def expect_none(self) -> list[ForSteps]:
+        """Let devices drop state from before a restart of the PS, because other work begins."""
+        self.holders.expect(())
+        return self._returned_early()
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices. Do nothing while a step is running.
