@@ -15,8 +15,6 @@ from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
 from cleave_cli.main import app
 from simulator.catalogue import methods
-from simulator.study.setups import SetupScope, quick
-from simulator.study.study import steps_of, study
 from simulator.sweep import Cell, cells, simulate
 from simulator.workers import Processes, RayCluster, Workers
 
@@ -75,13 +73,6 @@ def test_rows_do_not_depend_on_who_computes_them() -> None:
 
 
 @pytest.mark.nightly
-def test_a_study_does_not_depend_on_who_computes_it() -> None:
-    laptop, *_ = quick().setups
-    scope, done = SetupScope((laptop,), (1.0, 64.0)), list[str]()
-    assert study(scope, 0, Processes(2), done.append) == study(scope, 0)
-    assert len(done) == len(set(done)) == steps_of(scope)
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:many"])
 def test_where_no_cluster_is_that_is_said_at_once(
     address: str, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +82,7 @@ def test_where_no_cluster_is_that_is_said_at_once(
         list(RayCluster(address).run(squared, [1]))
 
 
-@pytest.mark.parametrize("command", [["simulate"], ["simulate", "paper"], ["footprint", "study"]])
+@pytest.mark.parametrize("command", [["simulate"], ["simulate", "paper"]])
 def test_jobs_and_a_cluster_are_not_given_together(command: list[str]) -> None:
     done = CliRunner().invoke(app, [*command, "--jobs", "2", "--ray", "auto"])
     assert isinstance(done.exception, UsageError)
