@@ -66,6 +66,7 @@ BENCHMARKS: Final = (
     Benchmark("large_model", 60),
     Benchmark("planner_gap", 30, quick=_QUICK),
     Benchmark("simulation", 90, quick=_QUICK),
+    Benchmark("published_claims", 30, ("--jobs", "2"), quick=_QUICK),
     Benchmark("footprint_study", 10),
     Benchmark("learning", 30),
     Benchmark("emulator_fidelity", 60),

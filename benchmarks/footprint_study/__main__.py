@@ -29,13 +29,13 @@ from benchmarks.footprint_study.conditions import (
 )
 from benchmarks.footprint_study.rows import StudyRow, gpu_at, gpu_usage, rows_of, simulated
 from benchmarks.footprint_study.setups import Setup, published
+from benchmarks.published_claims.verdict import figure, paragraphs, table
 from cleave.energy.account import CloudUsage, Footprint, cloud_footprint
 from cleave.energy.assumptions import load_assumptions
 from cleave.energy.comparison import ComparisonQuestion, Ratios
 from cleave.energy.sensitivity import Case
 from cleave.energy.typical import load_typical
 from profiles.library import load_profiles
-from simulator.verdict import figure, paragraphs, table
 
 SPEEDS = tuple(2.0**power for power in range(-1, 8))  # factors for the devices' throughput
 SWEPT = ("dtfm-all", "dtfm", "cleave", "cleave-stages")

@@ -58,7 +58,7 @@ def tornado(
     intensities: Iterable[float],
     *,
     cloud: bool,
-    kinds: Collection[DeviceKind] = tuple(DeviceKind),
+    kinds: Collection[DeviceKind],
 ) -> list[Bar]:
     """Return the bars of a tornado plot, widest first. An assumption without effect gets no bar.
 
@@ -120,10 +120,10 @@ def tornado(
         at_low, at_high = figure(low), figure(high)
         if at_low is not None and at_high is not None:
             bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
-    return widest_first(bars, ratio=cloud)
+    return _widest_first(bars, ratio=cloud)
 
 
-def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
+def _widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
     """Return the bars of a tornado plot, widest first, without the bars of width 0.
 
     The width is the absolute value of `high - low` or, for a ratio, of the logarithm of
@@ -149,7 +149,6 @@ def draw_tornado(
     unit: str,
     *,
     ratio: bool,
-    claimed: tuple[float, float] | None = None,
 ) -> None:
     """Draw a tornado plot and save it as an image file.
 
@@ -159,7 +158,6 @@ def draw_tornado(
         middle: the figure in the base case.
         unit: unit of the figure, shown as the label of the axis.
         ratio: whether the figure is a ratio. The axis is then logarithmic with a line at 1.
-        claimed: lowest and highest value of a range to shade; None to shade nothing.
 
     Raises:
         UsageError: if matplotlib is not installed, or the file cannot be written.
@@ -192,13 +190,11 @@ def draw_tornado(
             )
     axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
     axes.axvline(middle, color="black", linewidth=1)
-    if claimed is not None:
-        axes.axvspan(*claimed, color="tab:green", alpha=0.15)
     if ratio:
         axes.set_xscale("log")
         axes.axvline(1, color="grey", linewidth=1, linestyle="--")
     axes.set(title=title, xlabel=unit)
-    ends = [middle, *(claimed or ()), *(bar.low for bar in bars), *(bar.high for bar in bars)]
+    ends = [middle, *(bar.low for bar in bars), *(bar.high for bar in bars)]
     if ratio:  # leave space for the labels
         axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
     else:

@@ -82,8 +82,7 @@ def test_where_no_cluster_is_that_is_said_at_once(
         list(RayCluster(address).run(squared, [1]))
 
 
-@pytest.mark.parametrize("command", [["simulate"], ["simulate", "paper"]])
-def test_jobs_and_a_cluster_are_not_given_together(command: list[str]) -> None:
-    done = CliRunner().invoke(app, [*command, "--jobs", "2", "--ray", "auto"])
+def test_jobs_and_a_cluster_are_not_given_together() -> None:
+    done = CliRunner().invoke(app, ["simulate", "--jobs", "2", "--ray", "auto"])
     assert isinstance(done.exception, UsageError)
     assert "give one of them" in str(done.exception)
