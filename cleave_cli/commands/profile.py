@@ -59,7 +59,6 @@ def device(
     budget: Annotated[
         float | None, Option(help="Seconds for all shapes [240, --quick: 40]")
     ] = None,
-    contention: Annotated[bool, Option(help="Also measure several processes at once.")] = True,
     seed: Annotated[int, Option(help="Seed of the measured shapes.")] = 0,
     force: Force = False,
     as_json: Json = False,
@@ -107,7 +106,7 @@ def device(
         )
     name = name or profiling.valid_name(socket.gethostname())
     target = _writable(output or Path(f"{name}.toml"), force=force)
-    defaults = (40.0, 5.0, 0.5) if quick else (240.0, 180.0, 2.0)
+    defaults = (40.0, 5.0) if quick else (240.0, 180.0)
     settings = profiling.Settings(
         name=name,
         title=title or this_machine().cpu or name,
@@ -115,7 +114,6 @@ def device(
         quick=quick,
         grid_s=defaults[0] if budget is None else budget,
         sustained_s=defaults[1] if sustained is None else sustained,
-        contention_s=defaults[2] if contention else 0.0,
         kind=_kind(kind) if kind else None,
         memory_bytes=memory * 10**6,
         threads=threads,

@@ -72,10 +72,6 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
         if profile.sustained.thermal is None and profile.sustained.speeds:
             text = f"held its speed for {profile.sustained.speeds[-1][0]:.0f} s"
         yield "sustained", text, profile.sustained.source
-    if profile.contention:
-        text = ", ".join(f"{slowdown:.2f}" for slowdown in profile.contention[:8])
-        more = ", ..." if len(profile.contention) > 8 else ""
-        yield "processes at once", f"{text}{more} times as long", ""
     if profile.link is not None:
         yield from link_rows(profile.link)
     if (power := profile.power) is not None:

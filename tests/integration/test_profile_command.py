@@ -57,8 +57,7 @@ def refused(*arguments: str, code: int = 2) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This machine, measured for a moment."""
     path = tmp_path_factory.mktemp("profiles") / "here.toml"
-    brief = (*BRIEF, "--no-contention")
-    shown = run("profile", "device", *brief, "--name", "here", "-o", str(path))
+    shown = run("profile", "device", *BRIEF, "--name", "here", "-o", str(path))
     assert shown.returncode == 0, shown.stderr
     assert "error of the model on held-out shapes" in shown.stdout
     for words in ("bf16>fp32", "95th percentile", "numpy, threads: 1"):
@@ -86,7 +85,6 @@ def test_what_was_measured(measured: Path) -> None:
         assert all(layouts.count(layout) >= 15 for layout in entry.models)
     assert found.host is not None
     assert (found.host.executor, found.host.threads) == ("numpy", 1)
-    assert found.contention == ()
     assert found.sustained is not None
     assert found.sustained.thermal is None
     assert found.memory.bytes == found.memory.installed_bytes // 2
@@ -109,7 +107,6 @@ def test_options_and_json(tmp_path: Path) -> None:
     assert written.memory.bytes == 500_000_000
     assert written.sustained is None
     assert written.host is not None
-    assert len(written.contention) == written.host.cores
     assert written.provenance.assumed == ()
 
 
