@@ -62,7 +62,6 @@ def simulate(
         int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
     ] = 1,
     plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
-    wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -143,7 +142,7 @@ def simulate(
     elif form is Form.CSV:
         write_csv([_record(row, churn) for row in rows])
     else:
-        show_sweep(rows, churn, title, wide=wide)
+        show_sweep(rows, churn, title)
     if plot is not None:
         _draw(plot, rows, title)
 
