@@ -61,9 +61,6 @@ def footprint(
     gpu_share: Annotated[
         float, Option(help="Share of the GPU's multiplications/s that training reaches.")
     ] = 0.5,
-    plot: Annotated[
-        Path | None, Option(help="Plot the effect of each assumption (PNG); needs --grid.")
-    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -89,8 +86,6 @@ def footprint(
         )
     if run is not None and against:
         raise UsageError("--against compares what is planned: give --model and --fleet with it")
-    if plot is not None and not grid:
-        raise UsageError("--plot draws what changes the carbon: give --grid, too, as --grid DEU")
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
     profiles, typical = load_profiles(), load_typical()
@@ -119,7 +114,7 @@ def footprint(
     case = Case(made, here.gco2e_per_kwh if here else None, there.gco2e_per_kwh if there else None)
     notes += [f"electricity of {at.text}" for at in dict.fromkeys((here, there)) if at]
     shown = Shown(title, duration_s, question, case, tuple(notes))
-    show(shown, plot, form)
+    show(shown, form)
 
 
 def _of_run(
