@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 import cleave
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
@@ -50,6 +52,31 @@ def test_it_joins_from_a_file_and_survives_its_server(tmp_path: Path) -> None:
             wait_for_event(lines, "draining")
             wait_for_event(lines, "left")
             assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.nightly
+def test_it_leaves_when_its_data_is_used_up_and_the_next_run_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLEAVE_STATE", str(tmp_path))
+    layer = torch.nn.Linear(512, 512)
+    with cleave.serve() as server:
+        command = ("join", server.url, *LIGHT, "--max-data", "2MB/month")
+        with started(*command) as (process, lines):
+            wait_for_event(lines, "ready")
+            cleave.offload(layer, server.fleet, method="tiles")
+            x = torch.randn(512, 512)
+            with ThreadPoolExecutor(1) as trainer:
+                training = trainer.submit(lambda: [layer(x) for _ in range(8)])
+                left = wait_for_event(lines, "left")
+                with started("join", server.url, *LIGHT, "--name", "another"):
+                    training.result(PATIENCE_S)
+            assert left["reason"] == "--max-data 2MB/month is used up"
+            assert left["downlink_bytes"] + left["uplink_bytes"] > 2e6
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+        with started(*command) as (_, lines):
+            assert wait_for_event(lines, "waiting")["reason"] == "--max-data 2MB/month is used up"
 
 
 @pytest.mark.parametrize(
