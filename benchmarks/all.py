@@ -53,7 +53,6 @@ class Benchmark:
 
 
 _QUICK: Final = ("--quick",)
-_FIGURELESS: Final = "makes pictures and has no figures"
 
 BENCHMARKS: Final = (
     Benchmark("same_losses", 30),
@@ -66,7 +65,8 @@ BENCHMARKS: Final = (
     Benchmark("large_model", 60),
     Benchmark("planner_gap", 30, quick=_QUICK),
     Benchmark("simulation", 90, quick=_QUICK),
-    Benchmark("learning", 30),
+    Benchmark("published_claims", 30, ("--jobs", "2"), quick=_QUICK),
+    Benchmark("footprint_study", 10),
     Benchmark("emulator_fidelity", 60),
     Benchmark("servers", 60),
     Benchmark("server_memory", 30),
@@ -115,9 +115,7 @@ BENCHMARKS: Final = (
                "--methods", "plain:fp32,stages:fp32,ddp:fp32,pipeline:fp32"),
     ),
     Benchmark("smollm2", 60, left_out="needs the folder of the real model, which is not here"),
-    Benchmark("dashboard_states", 20, left_out=_FIGURELESS),
-    Benchmark("join_states", 60, left_out=_FIGURELESS),
-    Benchmark("screenshots", 20, left_out=_FIGURELESS),
+    Benchmark("screenshots", 20, left_out="makes pictures and has no figures"),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ profile on the same GEMMs:
 
 - tile times of one pinned process, on shapes that were not profiled: median error at most
   max(5 %, 1.5 x the error between two real runs), p95 at most max(15 %, 2 x that error);
-- tile times of two and four concurrent processes, against the profile's contention;
+- tile times of two and four concurrent processes, against the measured contention;
 - training steps of opt-tiny on three processes behind real rate-limited links (network namespaces,
   tbf: 55/7.5, 100/20 and 20/5 Mbit/s down/up): emulated step time within 10 %. Needs root.
 """
@@ -24,18 +24,21 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 import cleave
 from benchmarks.common import joined, make_trainer
+from benchmarks.contention import measure_contention
 from benchmarks.links import MBIT, LimitedNamespace, limited_namespace, namespaces_missing
 from cleave.arrays import Buffer, DType, empty, narrow
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.fleet.runtime import Runtime
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
+from cleave.machine.backends import choose
 from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import Server
@@ -142,7 +145,7 @@ def real_times(todo: Sequence[Task], devices: int) -> list[float]:
 
 
 def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -> list[float]:
-    """Return `tile_times` of emulated devices of a profile, with its contention."""
+    """Return `tile_times` of emulated devices of a profile, with this machine's contention."""
     device = device_of(profile, devices)
     fleet = Fleet(VirtualRuntime([device] * devices, None, Arithmetic.NONE))
     return tile_times(fleet, todo)
@@ -151,7 +154,7 @@ def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -
 def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = ()) -> FleetDevice:
     """Return an emulated device of a profile, one of `together` that compute at once."""
     values = of_profile(profile, "fp32")
-    factor = contention(profile, together)
+    factor = contention(together)
     down, up, latency_s = link or (1e9, 1e9, 0.0)
     return FleetDevice(
         name=profile.name,
@@ -162,9 +165,15 @@ def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = (
     )
 
 
-def contention(profile: DeviceProfile, together: int) -> float:
+@cache
+def measured_contention() -> tuple[float, ...]:
+    """Return the slowdown of a tile if 1, 2, ... processes multiply at once on this machine."""
+    return measure_contention(choose("auto").backend.name, 2.0)
+
+
+def contention(together: int) -> float:
     """Return the slowdown of a tile if `together` processes multiply at once."""
-    known = profile.contention or (1.0,)
+    known = measured_contention()
     if together <= len(known):
         return known[together - 1]
     return known[-1] * together / len(known)  # more processes than cores take turns
@@ -204,7 +213,7 @@ def compare_contention(profile: DeviceProfile, count: int) -> None:
         todo = tasks(count // devices, devices, seed=12)
         print(
             f"tile times, {devices} processes at once on {os.cpu_count()} cores, contention "
-            f"{contention(profile, devices):.2f}"
+            f"{contention(devices):.2f}"
         )
         real = real_times(todo, devices)
         show_errors("emulated against real", emulated_times(profile, todo, devices), real)

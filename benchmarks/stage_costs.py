@@ -112,7 +112,7 @@ def times(grid_s: float) -> Iterator[Figure]:
     torch.set_num_threads(1)
     settings = Settings(
         "here", "here", "2026-01-01", quick=True, grid_s=grid_s, sustained_s=0.0,
-        contention_s=0.0, threads=1,
+        threads=1,
     )  # fmt: skip
     profile = measure_device(settings, TorchBackend(), clock=time.process_time)
     assert profile.graphs is not None

@@ -86,13 +86,13 @@ app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
+app.command("simulate")(simulate.simulate)
+app.command("footprint")(footprint.footprint)
 app.add_typer(data.app)
 app.add_typer(jobs.app)
 app.add_typer(devices.app)
-app.add_typer(footprint.app, help="Say what a run cost in energy and carbon, or what one would.")
 app.add_typer(profile.app)
 app.add_typer(service.app)
-app.add_typer(simulate.app)
 
 
 def main() -> None:

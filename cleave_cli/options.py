@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ from cleave.errors import UsageError, not_installed
 from cleave.transport.addresses import is_loopback
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    pass
 
 
 def need_train_extra(command: str, *more: str) -> None:
@@ -166,43 +165,3 @@ def only_here(url: str) -> str:
 
 
 Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
-Jobs = Annotated[int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")]
-RayAddress = Annotated[
-    str | None,
-    Option(
-        "--ray", help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationProgress:
-    """A progress bar on stderr that counts finished simulations."""
-
-    _bar: Progress
-    _task: TaskID
-
-    def done(self, what: str) -> None:
-        """Count one finished simulation and show `what` as the bar's description."""
-        self._bar.update(self._task, advance=1, description=what)
-
-    def say(self, what: str) -> None:
-        """Show `what` as the bar's description."""
-        self._bar.update(self._task, description=what)
-
-
-@contextmanager
-def simulation_progress(total: int) -> Iterator[SimulationProgress]:
-    """Show a progress bar for `total` simulations until the `with` block ends."""
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=16),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield SimulationProgress(bar, bar.add_task("simulating", total=total))

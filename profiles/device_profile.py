@@ -183,13 +183,11 @@ class Sustained(_Table, frozen=True):
             too short to tell.
         speeds: measured speeds, as shares of full speed, to which `thermal` was fitted.
         temperatures: temperatures in degrees Celsius.
-        frequencies: clock frequencies in Hz.
     """
 
     thermal: ThermalModel | None = None
     speeds: tuple[tuple[float, float], ...] = ()
     temperatures: tuple[tuple[float, float], ...] = ()
-    frequencies: tuple[tuple[float, float], ...] = ()
     source: str = ""
 
 
@@ -243,8 +241,6 @@ class DeviceProfile(_Table, frozen=True):
         year: year of release; 0 if unknown.
         graphs: throughput of layers that run as graphs; None means the same as in `compute`.
         link: network link of the device; None if the fleet file defines the network.
-        contention: slowdown factors of a tile when 1, 2, ... single-threaded processes multiply
-            concurrently; empty if unknown.
         host: machine on which the profile was measured; None for published profiles.
     """
 
@@ -262,7 +258,6 @@ class DeviceProfile(_Table, frozen=True):
     power: Power | None = None
     embodied: Embodied | None = None
     availability: Availability | None = None
-    contention: tuple[Annotated[float, msgspec.Meta(ge=0.5, le=10_000)], ...] = ()
     host: Host | None = None
 
     def __post_init__(self) -> None:

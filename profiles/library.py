@@ -55,6 +55,9 @@ def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
         raise ValueError(
             f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
         )
+    for fields, name in ((table, "contention"), (table.get("sustained"), "frequencies")):
+        if isinstance(fields, dict):
+            fields.pop(name, None)  # earlier versions measured this, and nothing used it
     return convert(table, DeviceProfile, where)
 
 

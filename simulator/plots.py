@@ -81,29 +81,3 @@ def _curve(
 
 def _dash(method: str) -> str:
     return next((dash for name, dash in _DASHES.items() if method.startswith(name)), "-.")
-
-
-def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Plot the time that the loss of one device adds to a step, as one bar per method.
-
-    A hollow bar means too little memory. Methods without a recovery model are left out.
-
-    Raises:
-        OSError, ValueError: if the file cannot be written.
-    """
-    shown = [(o, o.recovery_s) for o in (row.outcome for row in rows) if o.recovery_s]
-    figure = Figure(figsize=(8, 0.4 * len(shown) + 1.2), layout="constrained")
-    axes = figure.subplots()
-    for place, (outcome, seconds) in enumerate(reversed(shown)):
-        axes.barh(
-            place,
-            seconds,
-            facecolor="tab:blue" if outcome.fits else "none",
-            edgecolor="tab:blue",
-        )
-        axes.text(seconds, place, f" {seconds:.3g} s", va="center")
-    axes.set_yticks(range(len(shown)), [outcome.method for outcome, _ in reversed(shown)])
-    axes.set(xscale="log", xlabel="seconds that losing one device adds, once noticed")
-    axes.set_xlim(right=20 * max(seconds for _, seconds in shown))
-    figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
-    save_figure(figure, path, 200)

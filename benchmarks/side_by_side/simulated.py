@@ -20,6 +20,7 @@ from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault
 from benchmarks.side_by_side.shapes import SMOLLM2, SMOLLM2_SPEC
 from benchmarks.side_by_side.tables import other
+from benchmarks.side_by_side.torch_pipeline import TorchPipeline
 from benchmarks.side_by_side.workers.parts import in_line
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.workload.registry import ModelSpec, find_model
@@ -27,7 +28,6 @@ from simulator.data_parallel import DataParallel
 from simulator.method import Conditions
 from simulator.method import Method as Simulated
 from simulator.pipeline import PipelineJob
-from simulator.torch_pipeline import TorchPipeline
 from simulator.work import train_flops
 
 LIMIT: Final = 0.15

@@ -102,7 +102,7 @@ class ComparisonQuestion:
         return ratios(self.fleet(case), cloud)
 
     def figure(self, case: Case) -> float | None:
-        """Return the figure that a tornado plot shows; None if unknown.
+        """Return the figure whose sensitivities are shown; None if unknown.
 
         The figure is the ratio of attributed carbon. Without a data centre, it is the fleet's
         attributed carbon in gCO2e.

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cleave.energy.assumptions import Assumptions, ByKind, Figure
 from cleave.energy.typical import Spread
-from cleave.errors import UsageError, not_installed
-from cleave.files import save_figure
 from profiles.device_profile import DeviceKind
 
 LIFETIME_YEARS = (2.0, 4.0)
@@ -31,7 +28,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a tornado plot: the effect of one assumption on a figure.
+    """The effect of one assumption on a figure.
 
     Attributes:
         low_setting, high_setting: lowest and highest value of the assumption, shown to the user.
@@ -52,15 +49,15 @@ class Bar:
 _Ends = tuple[str, str, str, Case, Case]  # title, texts and cases of the lowest and highest value
 
 
-def tornado(
+def sensitivities(
     figure: Callable[[Case], float | None],
     case: Case,
     intensities: Iterable[float],
     *,
     cloud: bool,
-    kinds: Collection[DeviceKind] = tuple(DeviceKind),
+    kinds: Collection[DeviceKind],
 ) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first. An assumption without effect gets no bar.
+    """Return the effect of each assumption, widest first, without those that have none.
 
     Args:
         figure: computes the figure, such as carbon or a ratio. An assumption for which the figure
@@ -120,11 +117,11 @@ def tornado(
         at_low, at_high = figure(low), figure(high)
         if at_low is not None and at_high is not None:
             bars.append(Bar(name, low_setting, high_setting, at_low, at_high))
-    return widest_first(bars, ratio=cloud)
+    return _widest_first(bars, ratio=cloud)
 
 
-def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first, without the bars of width 0.
+def _widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
+    """Return the bars, widest first, without the bars of width 0.
 
     The width is the absolute value of `high - low` or, for a ratio, of the logarithm of
     `high / low`.
@@ -139,73 +136,3 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
 def _span(values: Sequence[float], unit: str) -> str:
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
-
-
-def draw_tornado(
-    path: Path,
-    bars: Sequence[Bar],
-    middle: float,
-    title: str,
-    unit: str,
-    *,
-    ratio: bool,
-    claimed: tuple[float, float] | None = None,
-) -> None:
-    """Draw a tornado plot and save it as an image file.
-
-    Args:
-        path: the image file. Its suffix, such as .png, determines the format.
-        bars: the bars from top to bottom, normally widest first.
-        middle: the figure in the base case.
-        unit: unit of the figure, shown as the label of the axis.
-        ratio: whether the figure is a ratio. The axis is then logarithmic with a line at 1.
-        claimed: lowest and highest value of a range to shade; None to shade nothing.
-
-    Raises:
-        UsageError: if matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise not_installed("--plot", "matplotlib", "train") from None
-    figure = Figure(figsize=(9, 1.6 + 0.5 * len(bars)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for row, bar in enumerate(reversed(bars)):
-        # If both ends are on the same side of `middle`, separate the labels vertically.
-        apart = 5 if (bar.low >= middle) == (bar.high >= middle) else 0
-        for end, setting, colour, up in (
-            (bar.low, bar.low_setting, "tab:blue", apart),
-            (bar.high, bar.high_setting, "tab:orange", -apart),
-        ):
-            axes.barh(row, end - middle, left=middle, color=colour, height=0.6)
-            right = end >= middle
-            axes.annotate(
-                setting,
-                (end, row),
-                xytext=(4 if right else -4, up),
-                textcoords="offset points",
-                ha="left" if right else "right",
-                va="center",
-                fontsize=8,
-            )
-    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
-    axes.axvline(middle, color="black", linewidth=1)
-    if claimed is not None:
-        axes.axvspan(*claimed, color="tab:green", alpha=0.15)
-    if ratio:
-        axes.set_xscale("log")
-        axes.axvline(1, color="grey", linewidth=1, linestyle="--")
-    axes.set(title=title, xlabel=unit)
-    ends = [middle, *(claimed or ()), *(bar.low for bar in bars), *(bar.high for bar in bars)]
-    if ratio:  # leave space for the labels
-        axes.set_xlim(min(ends) / 10, max(1.0, max(ends)) * 10)
-    else:
-        room = 0.15 * (max(ends) - min(ends))
-        axes.set_xlim(min(ends) - room, max(ends) + room)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    try:
-        save_figure(figure, path, 150)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{str(path)!r} cannot be drawn: {error}; give a .png") from error

@@ -165,13 +165,6 @@ class Sensors:
         for folder in sorted((self._root / "sys/class/thermal").glob("thermal_zone*")):
             yield from _celsius(read_file(folder / "type") or "", folder / "temp")
 
-    def frequency_hz(self) -> float | None:
-        """Return the mean current frequency in Hz of all cores; None if unknown."""
-        folder = self._root / "sys/devices/system/cpu"
-        files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
-        kilohertz = [value for file in files if (value := _number(file)) is not None]
-        return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
-
     def battery_w(self) -> float | None:
         """Return the batteries' discharge power in W; None if unknown or not discharging."""
         watts = 0.0

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
 
-from cleave.errors import UsageError, not_installed
-from cleave.files import writable_folder, write_output
-from cleave_cli.options import Jobs, Json, RayAddress, simulation_progress, usage_errors
+from cleave.errors import UsageError
+from cleave_cli.options import Json, usage_errors
 from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
@@ -31,21 +27,6 @@ _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
 _AS_ASSUMED = -1.0  # default of options for which 0 is a valid value
 
 
-class _RunOrStudy(TyperGroup):
-    """A command group that runs `study` if it is the first argument, and otherwise `run`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == "run" else name, command, rest  # hide `run`, which users never type
-
-
-app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
-
-
-@app.command("run", hidden=True)
 def footprint(
     run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
     model: Annotated[str, Option(help="Instead of a run: model, such as opt-1.3b.")] = "",
@@ -80,9 +61,6 @@ def footprint(
     gpu_share: Annotated[
         float, Option(help="Share of the GPU's multiplications/s that training reaches.")
     ] = 0.5,
-    plot: Annotated[
-        Path | None, Option(help="Plot the effect of each assumption (PNG); needs --grid.")
-    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -95,8 +73,6 @@ def footprint(
       cleave footprint --model opt-1.3b --fleet laptops-4 --against a5000 --grid USA
 
       cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
-
-    `cleave footprint study` tests the claims of a paper (see its --help).
     """
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.sensitivity import Case
@@ -110,8 +86,6 @@ def footprint(
         )
     if run is not None and against:
         raise UsageError("--against compares what is planned: give --model and --fleet with it")
-    if plot is not None and not grid:
-        raise UsageError("--plot draws what changes the carbon: give --grid, too, as --grid DEU")
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
     profiles, typical = load_profiles(), load_typical()
@@ -140,7 +114,7 @@ def footprint(
     case = Case(made, here.gco2e_per_kwh if here else None, there.gco2e_per_kwh if there else None)
     notes += [f"electricity of {at.text}" for at in dict.fromkeys((here, there)) if at]
     shown = Shown(title, duration_s, question, case, tuple(notes))
-    show(shown, plot, form)
+    show(shown, form)
 
 
 def _of_run(
@@ -262,74 +236,3 @@ def _assumed(
     if host_share != _AS_ASSUMED:
         made = replace(made, host_share=replace(made.host_share, value=host_share))
     return made
-
-
-@app.command("study")
-def study(
-    out: Annotated[Path, Option(help="Folder for the report and its figures.")] = Path(
-        "footprint-report"
-    ),
-    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
-    quick: Annotated[bool, Option("--quick", help="Only very small models, as a trial.")] = False,
-    jobs: Jobs = 1,
-    ray: RayAddress = None,
-    as_json: Json = False,
-) -> None:
-    """Test the claims of arXiv 2507.01803 in its simulated set-up, and write a report.
-
-    Laptops and phones train OPT-125M and OPT-1.3B alone, with DT-FM, and with Cleave. The report
-    compares their energy and carbon (attributed and sunk cost) with those of an NVIDIA A5000.
-
-    Examples:
-
-      cleave footprint study --out footprint-report
-
-      cleave footprint study --jobs 4 --json > study.json
-    """
-    from cleave.energy.assumptions import load_assumptions
-    from cleave.energy.typical import load_typical
-    from simulator.paper import marked_quick
-    from simulator.study.inputs import inputs
-    from simulator.study.report import document, report
-    from simulator.study.setups import published
-    from simulator.study.setups import quick as small
-    from simulator.study.study import steps_of
-    from simulator.study.study import study as found_of
-    from simulator.workers import workers
-
-    try:
-        from simulator.study.figures import save_all, tornado_files
-    except ImportError:
-        raise not_installed("a report with figures", "matplotlib", "train") from None
-    by = workers(jobs, ray)
-    try:
-        writable_folder(out)  # report an error before the simulations start
-    except OSError as error:
-        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
-    scope = small() if quick else published()
-    with simulation_progress(steps_of(scope)) as progress:
-        found = found_of(scope, seed, by, progress.done)
-        figures = inputs(scope, load_assumptions(), load_typical())
-        progress.say("drawing")
-        try:
-            save_all(out, found)
-            text = report(found, figures, (name for name, _, _ in tornado_files(found)))
-            text = marked_quick(text) if quick else text
-            write_output(out / "report.md", text.encode())
-        except OSError as error:
-            raise UsageError(f"cannot write into {out}: {error.strerror}") from None
-    if as_json:
-        typer.echo(json.dumps({**document(found, figures), "report": str(out / "report.md")}))
-        return
-    for each in found:
-        best = each.best
-        claims = ", ".join(
-            f"{name} {held.verdict.value} ({held.central:.2g})"
-            for name, held in (
-                ("energy", best.found.energy),
-                ("carbon attributed", best.found.attributed),
-                ("sunk cost", best.found.sunk_cost),
-            )
-        )
-        typer.echo(f"{each.setup.name}, {best.row.name}: {claims}")
-    typer.echo(str(out / "report.md"))

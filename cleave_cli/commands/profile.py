@@ -1,4 +1,4 @@
-"""`cleave profile`: measure devices and links, and show or compare profiles."""
+"""`cleave profile`: measure devices and links, and show profiles."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="profile",
-    help="Measure devices and links; list, show, fit and compare profiles.",
+    help="Measure devices and links; list, show and fit profiles.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Plot = Annotated[Path | None, Option(help="Draw the profile (PNG).")]
 Force = Annotated[bool, Option("--force", help="Overwrite the output file.")]
 _PROFILE = "A name of the library, or a file that ends in .toml."
 _LONGEST_S = 86400.0
@@ -50,11 +49,7 @@ def device(
     ] = "",
     backend: Annotated[
         str,
-        Option(
-            "--backend",
-            "--executor",
-            help="Backend for multiplications: auto, numpy or torch. (--executor is the old name.)",
-        ),
+        Option(help="Backend for multiplications: auto, numpy or torch."),
     ] = "auto",
     threads: Annotated[int, Option(help="Threads for multiplications; 0: all.")] = 0,
     memory: Annotated[int, Option(help="Memory to offer, in MB; 0: half of the memory.")] = 0,
@@ -64,9 +59,7 @@ def device(
     budget: Annotated[
         float | None, Option(help="Seconds for all shapes [240, --quick: 40]")
     ] = None,
-    contention: Annotated[bool, Option(help="Also measure several processes at once.")] = True,
     seed: Annotated[int, Option(help="Seed of the measured shapes.")] = 0,
-    plot: Plot = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +71,7 @@ def device(
 
       cleave profile device --quick
 
-      cleave profile device --name anna-laptop --threads 4 -o anna.toml --plot anna.png
+      cleave profile device --name anna-laptop --threads 4 -o anna.toml
 
       cleave profile device --sustained 600
     """
@@ -102,13 +95,10 @@ def device(
     from cleave.machine.backends import choose, known_name
     from cleave.machine.memory import hold_strips_well
     from cleave_cli.own_server import own_device
-    from cleave_cli.render.profile import check_plot
     from profiles.library import write_profile
     from profiles.measuring import device as profiling
 
     known_name(backend)
-    if plot is not None:
-        check_plot(plot)
     if name and profiling.valid_name(name) != name:
         raise UsageError(
             f"--name {name!r} has letters that names of profiles have not; "
@@ -116,7 +106,7 @@ def device(
         )
     name = name or profiling.valid_name(socket.gethostname())
     target = _writable(output or Path(f"{name}.toml"), force=force)
-    defaults = (40.0, 5.0, 0.5) if quick else (240.0, 180.0, 2.0)
+    defaults = (40.0, 5.0) if quick else (240.0, 180.0)
     settings = profiling.Settings(
         name=name,
         title=title or this_machine().cpu or name,
@@ -124,7 +114,6 @@ def device(
         quick=quick,
         grid_s=defaults[0] if budget is None else budget,
         sustained_s=defaults[1] if sustained is None else sustained,
-        contention_s=defaults[2] if contention else 0.0,
         kind=_kind(kind) if kind else None,
         memory_bytes=memory * 10**6,
         threads=threads,
@@ -145,7 +134,7 @@ def device(
             raise CleaveError(f"this machine could not be measured: {error}") from None
     with usage_errors():
         write_profile(measured, target)
-    _show(measured, plot, as_json=as_json, file=target)
+    _show(measured, as_json=as_json, file=target)
     _warn_of_poor_fits(measured)
 
 
@@ -254,18 +243,16 @@ def list_profiles(
 
 
 @app.command("show")
-def show(
-    profile: Annotated[str, Argument(help=_PROFILE)], plot: Plot = None, as_json: Json = False
-) -> None:
+def show(profile: Annotated[str, Argument(help=_PROFILE)], as_json: Json = False) -> None:
     """Show a profile, the sources of its figures, and its assumptions.
 
     Examples:
 
       cleave profile show iphone-13-pro
 
-      cleave profile show anna.toml --plot anna.png
+      cleave profile show anna.toml
     """
-    _show(_load(profile), plot, as_json=as_json)
+    _show(_load(profile), as_json=as_json)
 
 
 @app.command("fit")
@@ -274,7 +261,6 @@ def fit(
     output: Annotated[
         Path | None, Option("--output", "-o", help="File to write. Default: FILE itself.")
     ] = None,
-    plot: Plot = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -284,7 +270,7 @@ def fit(
 
       cleave profile fit anna.toml
 
-      cleave profile fit anna.toml -o refitted.toml --plot fit.png
+      cleave profile fit anna.toml -o refitted.toml
     """
     _need("scipy.optimize", "tomli_w")
     from profiles.library import read_profile, write_profile
@@ -294,35 +280,8 @@ def fit(
     with usage_errors():
         fitted = refit(read_profile(file))
         write_profile(fitted, target)
-    _show(fitted, plot, as_json=as_json, file=target)
+    _show(fitted, as_json=as_json, file=target)
     _warn_of_poor_fits(fitted)
-
-
-@app.command("compare")
-def compare(
-    a: Annotated[str, Argument(help=_PROFILE)],
-    b: Annotated[str, Argument(help=_PROFILE)],
-    as_json: Json = False,
-) -> None:
-    """Compare two profiles by the figures that both contain.
-
-    Examples:
-
-      cleave profile compare iphone-13-pro anna.toml
-    """
-    from cleave_cli.render.profile import comparison, show_comparison
-
-    first, second = _load(a), _load(b)
-    if as_json:
-        figures = {
-            name: {"a": x, "b": y, "ratio": y / x if x else None}
-            for name, x, y in comparison(first, second)
-        }
-        typer.echo(json.dumps({"a": first.name, "b": second.name, "figures": figures}))
-        return
-    from rich.console import Console
-
-    show_comparison(Console(), first, second)
 
 
 # --- shared helpers ---
@@ -335,25 +294,20 @@ def _load(name_or_path: str) -> DeviceProfile:
         return load_profile(name_or_path)
 
 
-def _show(
-    profile: DeviceProfile, plot: Path | None, *, as_json: bool, file: Path | None = None
-) -> None:
+def _show(profile: DeviceProfile, *, as_json: bool, file: Path | None = None) -> None:
     import msgspec
 
-    from cleave_cli.render import profile as profile_display
+    from cleave_cli.render.profile import show_profile
 
-    if plot is not None:
-        profile_display.plot(plot, profile)
     if as_json:
         document: dict[str, Any] = {"profile": msgspec.to_builtins(profile)}
         typer.echo(json.dumps(document if file is None else {"file": str(file), **document}))
         return
     from rich.console import Console
 
-    profile_display.show_profile(Console(), profile)
-    for path, what in ((file, "profile"), (plot, "plot")):
-        if path is not None:
-            typer.echo(f"{what} written to {path}", err=True)
+    show_profile(Console(), profile)
+    if file is not None:
+        typer.echo(f"profile written to {file}", err=True)
 
 
 def _warn_of_poor_fits(profile: DeviceProfile) -> None:

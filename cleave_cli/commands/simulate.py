@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,7 @@ import typer
 from typer import Option
 
 from cleave.errors import UsageError, not_installed
-from cleave.files import writable_folder
-from cleave_cli.options import Jobs, Json, RayAddress, simulation_progress, writes
+from cleave_cli.options import Json, writes
 from cleave_cli.render.sweep import Churn, show_sweep
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
@@ -23,17 +23,7 @@ if TYPE_CHECKING:
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-app = typer.Typer(
-    name="simulate",
-    help="Compare training methods by simulation, side by side.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
 def simulate(
-    context: typer.Context,
     model: Annotated[str, Option(help="Model name, such as opt-13b.")] = "opt-13b",
     devices: Annotated[
         str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
@@ -68,10 +58,10 @@ def simulate(
     thorough: Annotated[
         bool, Option("--thorough", help="Run all trials of DT-FM's search, not just 20 s of it.")
     ] = False,
-    jobs: Jobs = 1,
-    ray: RayAddress = None,
+    jobs: Annotated[
+        int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
+    ] = 1,
     plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
-    wide: Annotated[bool, Option("--wide", help="Print all columns in one wide table.")] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -85,8 +75,6 @@ def simulate(
 
       cleave simulate --model opt-13b --devices 1024 --ps-gbit 10 --csv
     """
-    if context.invoked_subcommand is not None:
-        return
     from cleave.planner.coding import CodingPolicy, coded_ratio
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.workload.registry import find_model
@@ -94,7 +82,6 @@ def simulate(
     from simulator.catalogue import methods as known_methods
     from simulator.sweep import cells
     from simulator.sweep import simulate as rows_of
-    from simulator.workers import workers
 
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -111,7 +98,6 @@ def simulate(
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
-    by = workers(jobs, ray)
     every = cells(
         find_model(model),
         batch,
@@ -127,8 +113,8 @@ def simulate(
         ps_flops_per_s=ps_gflops * 1e9,
         coding=policy,
     )
-    with simulation_progress(len(every)) as progress:
-        found = rows_of(every, by, lambda cell: progress.done(cell.name))
+    with _progress(len(every)) as done:
+        found = rows_of(every, jobs, lambda cell: done(cell.name))
     rows = [row for of_cell in found for row in of_cell]
     churn = Churn(losses_per_hour / 3600, detection_s)
     conditions = [
@@ -156,64 +142,27 @@ def simulate(
     elif form is Form.CSV:
         write_csv([_record(row, churn) for row in rows])
     else:
-        show_sweep(rows, churn, title, wide=wide)
+        show_sweep(rows, churn, title)
     if plot is not None:
         _draw(plot, rows, title)
 
 
-@app.command("paper")
-def paper(
-    out: Annotated[Path, Option(help="Folder for the report and its figures.")] = Path(
-        "paper-report"
-    ),
-    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
-    thorough: Annotated[
-        bool, Option("--thorough", help="Run all trials of DT-FM's search, not just 20 s of it.")
-    ] = False,
-    coding: Annotated[
-        str,
-        Option(help="Also judge with compressed payloads for all methods: auto, on, off."),
-    ] = "off",
-    quick: Annotated[bool, Option("--quick", help="Only small models and few devices.")] = False,
-    jobs: Jobs = 1,
-    ray: RayAddress = None,
-) -> None:
-    """Test the claims of the Cleave paper by simulation, and write a report.
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar until the block ends. Call the result with each simulation's name."""
+    from rich import progress
+    from rich.console import Console
 
-    Examples:
-
-      cleave simulate paper --out paper-report
-
-      cleave simulate paper --coding auto --jobs 4
-    """
-    from cleave.planner.coding import CodingPolicy
-    from simulator.paper import FULL, QUICK, evidence_of, paper_cells, summary
-    from simulator.paper import write as write_report
-    from simulator.workers import workers
-
-    try:
-        from simulator.plots import save_recovery, save_sweep
-    except ImportError:
-        raise not_installed("a report with figures", "matplotlib", "train") from None
-    by, scope = workers(jobs, ray), QUICK if quick else FULL
-    policies = [CodingPolicy.OFF]
-    if (policy := CodingPolicy.of(coding)) is not CodingPolicy.OFF:
-        policies.append(policy)
-    try:
-        writable_folder(out)  # report an error before the simulations start
-        planned = [paper_cells(scope, seed, thorough=thorough, coding=each) for each in policies]
-        with simulation_progress(sum(len(each.every) for each in planned)) as progress:
-            plain, *coded = [
-                evidence_of(scope, each, by, lambda cell: progress.done(cell.name))
-                for each in planned
-            ]
-            progress.say("drawing")
-            claims = write_report(out, scope, plain, save_sweep, save_recovery, *coded)
-    except OSError as error:
-        raise UsageError(f"cannot write into {out}: {error.strerror}") from None
-    for claim in claims:
-        typer.echo(summary(claim))
-    typer.echo(str(out / "report.md"))
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=16),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 def counts(text: str) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,7 +17,7 @@ from cleave.energy.comparison import ComparisonQuestion, Ratios, ratios
 from cleave.energy.grid import Electricity, electricity, load_grids
 from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
-from cleave.energy.sensitivity import Bar, Case, tornado
+from cleave.energy.sensitivity import Bar, Case, sensitivities
 from cleave.energy.typical import load_typical
 from cleave_cli.render.text import Form, write_csv
 from profiles.library import load_profiles
@@ -30,7 +29,7 @@ _CARBON = (
     "operational_gco2e", "embodied_gco2e", "attributed_gco2e", "devices", "devices_unknown",
     "embodied_unknown",
 )  # fmt: skip
-_BARS = 5  # maximum number of rows in the sensitivity table; the plot shows all bars
+_BARS = 5  # maximum number of rows in the sensitivity table; --json has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Shown:
     notes: tuple[str, ...]
 
 
-def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison; plot the sensitivities to `plot`, if given."""
+def show(shown: Shown, form: Form) -> None:
+    """Print the footprints and their comparison."""
     question, case = shown.question, shown.case
     fleet, cloud, found, nearer = question.fleet(case), None, None, None
     if question.cloud is not None:
@@ -57,11 +56,9 @@ def show(shown: Shown, plot: Path | None, form: Form) -> None:
     bars: list[Bar] = []
     if middle is not None:
         intensities = [grid.gco2e_per_kwh for grid in load_grids()]
-        bars = tornado(
+        bars = sensitivities(
             question.figure, case, intensities, cloud=cloud is not None, kinds=question.kinds
         )
-    if plot is not None:
-        _draw(plot, bars, middle, shown)
     if form is Form.JSON:
         typer.echo(json.dumps(_document(shown, fleet, cloud, found, nearer, bars)))
         return
@@ -79,24 +76,6 @@ def show(shown: Shown, plot: Path | None, form: Form) -> None:
     console.print("Assumed:")
     for text in (*shown.notes, *fleet.assumed, *(cloud.assumed if cloud else ())):
         console.print(f"- {text}", soft_wrap=True, markup=False)
-
-
-def _draw(path: Path, bars: Sequence[Bar], middle: float | None, shown: Shown) -> None:
-    from cleave.energy.sensitivity import draw_tornado
-    from cleave.errors import UsageError
-
-    if middle is None or not bars:
-        raise UsageError(
-            "--plot has nothing to draw: some devices' energy or making is unknown, see the table "
-            "without --plot"
-        )
-    ratio = shown.question.cloud is not None
-    unit = (
-        "gCO2e of the data centre over that of the fleet (right of 1: the fleet emits less)"
-        if ratio
-        else "gCO2e, electricity and the share of making devices"
-    )
-    draw_tornado(path, bars, middle, shown.title, unit, ratio=ratio)
 
 
 # --- tables and text ---

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from simulator.method import Outcome
     from simulator.sweep import Row
 
-_LEFT: Final = {"method", "fits", "most of the time", "setting"}
-
 
 @dataclass(frozen=True, slots=True)
 class Churn:
@@ -44,11 +42,8 @@ _ABOUT_TILES: Final = (
 )
 
 
-def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print simulation results as an 80-column table per fleet size or, if `wide`, as one table."""
-    if wide:
-        _show_wide(rows, churn, title)
-        return
+def show_sweep(rows: Sequence[Row], churn: Churn, title: str) -> None:
+    """Print simulation results as an 80-column table per fleet size."""
     echo_filled(title)
     for devices, group in groupby(rows, key=lambda row: row.devices):
         heading = "in a cloud" if devices is None else f"{devices:,} devices"
@@ -61,7 +56,7 @@ def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> 
     echo_filled(
         f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}; used: devices "
         "with a part; needs: memory of the device that needs most; down, up: bytes of a device "
-        "in a step, on average over those used. All columns: --wide.",
+        "in a step, on average over those used. All columns: --csv.",
         before="\n",
     )
     if any(row.outcome.method in ("cleave", "cleave-2d") for row in rows):
@@ -104,55 +99,3 @@ def _most(outcome: Outcome) -> str:
         return ""
     part = max(outcome.parts, key=lambda p: p.seconds)
     return f"{part.name} {part.seconds / outcome.step_s:.0%}"
-
-
-def _show_wide(rows: Sequence[Row], churn: Churn, title: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in (
-        *("devices", "method", "a step", "fits", "has", "needs", "used", "down", "up"),
-        *("PS out Gbit/s", "PS in", "recovery s", "with losses", "most of the time", "setting"),
-    ):
-        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
-    for row in rows:
-        o = row.outcome
-        table.add_row(
-            "-" if row.devices is None else str(row.devices),
-            o.method,
-            in_seconds(o.step_s) if math.isfinite(o.step_s) else "-",
-            "yes" if o.fits else "NO",
-            human_bytes(o.memory_offered_bytes),
-            human_bytes(o.memory_needed_bytes),
-            str(o.devices_used),
-            human_bytes(o.download_bytes),
-            human_bytes(o.upload_bytes),
-            f"{o.ps_egress_bytes_per_s * 8e-9:.3g}" if o.ps_egress_bytes_per_s else "-",
-            f"{o.ps_ingress_bytes_per_s * 8e-9:.3g}" if o.ps_ingress_bytes_per_s else "-",
-            "-" if o.recovery_s is None else f"{o.recovery_s:.3g}",
-            _with_losses(o, churn),
-            _most(o) or "-",
-            o.setting,
-        )
-    console = Console()
-    whole = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.width = max(console.width, whole)  # do not truncate cells
-    console.print(table)
-    console.print(
-        "a step: if memory were no matter; fits: whether the device with least memory for its part "
-        "(has) holds what it must (needs).\n"
-        "down, up: bytes of a device in a step, on average over those used; recovery: what losing "
-        "one device adds, once noticed;\n"
-        f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    reasons = dict.fromkeys(
-        f"{row.outcome.method}, {row.devices or 'no'} devices: {row.outcome.misfit}"
-        for row in rows
-        if row.outcome.misfit
-    )
-    if reasons:
-        console.print("Does not fit:", *reasons, sep="\n  ", soft_wrap=True, highlight=False)

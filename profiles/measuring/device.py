@@ -19,7 +19,6 @@ from cleave.machine.backends import MatmulBackend
 from cleave.machine.graph_choice import GraphChoice
 from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
-from profiles.measuring import contention
 from profiles.measuring.gemm_timer import REPEATS, Bench, Clock, Shape, TileTimer
 from profiles.performance import Layout, TimedTile, fit_and_judge
 from profiles.thermal import fit_thermal
@@ -169,7 +168,7 @@ def measure_sustained(
     meter: PowerMeter | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> schema.Sustained:
-    """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
+    """Multiply a large fp32 tile repeatedly, and record speed and temperature.
 
     The run is divided into about 60 windows, or fewer if it is shorter than 15 s. In each window,
     the sensors and the meter are read, and `progress` is called with the elapsed time in seconds.
@@ -180,7 +179,6 @@ def measure_sustained(
     began_s = bench.clock()
     rates: list[tuple[float, float]] = []
     temperatures: list[tuple[float, float]] = []
-    frequencies: list[tuple[float, float]] = []
     while bench.clock() - began_s < seconds or len(rates) < 3:
         if meter is not None:
             meter.sample()
@@ -190,13 +188,8 @@ def measure_sustained(
             count += 1
         at_s = round(bench.clock() - began_s, 3)
         rates.append((at_s, count / busy_s))
-        for read, series in (
-            (sensors.temperature_c, temperatures),
-            (sensors.frequency_hz, frequencies),
-        ):
-            value = read()
-            if value is not None:
-                series.append((at_s, value))
+        if (temperature_c := sensors.temperature_c()) is not None:
+            temperatures.append((at_s, temperature_c))
         if progress is not None:
             progress(min(at_s, seconds))
     if meter is not None:
@@ -207,7 +200,6 @@ def measure_sustained(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
             temperatures=tuple(temperatures),
-            frequencies=tuple(frequencies),
             source=f"{side} x {side} x {side} in fp32, again and again",
         )
     )
@@ -263,7 +255,6 @@ class Settings:
         quick: True to measure only the most common dtypes and layouts.
         grid_s: total duration of the tile time measurements for all shapes, dtypes and layouts.
         sustained_s: duration of the measurement under sustained load; 0 skips it.
-        contention_s: duration of the contention measurement for each process count; 0 skips it.
         kind: kind of device. None means a laptop if the machine has a battery, else a desktop.
         memory_bytes: memory that the device offers; 0 means half of the installed memory.
         threads: number of threads of the backend; 0 means one thread per core.
@@ -276,7 +267,6 @@ class Settings:
     quick: bool = False
     grid_s: float = 240.0
     sustained_s: float = 180.0
-    contention_s: float = 2.0
     kind: schema.DeviceKind | None = None
     memory_bytes: int = 0
     threads: int = 0
@@ -293,15 +283,9 @@ class Settings:
         return QUICK_LAYOUTS if self.quick else tuple(Layout)
 
     @property
-    def contention_total_s(self) -> float:
-        """Return the approximate total time (s) of contention measurements and process starts."""
-        counts = contention.process_counts(len(machine.usable_cores()))
-        return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
-
-    @property
     def total_s(self) -> float:
         """Return the approximate duration of `measure_device` in seconds."""
-        return self.grid_s + self.sustained_s + self.contention_total_s
+        return self.grid_s + self.sustained_s
 
 
 def measure_device(
@@ -325,8 +309,7 @@ def measure_device(
 
     Raises:
         ValueError: if a performance model cannot be fitted (for example because scipy is
-            missing), or a process that measures contention exits early.
-        OSError: if a process that measures contention cannot be started.
+            missing).
     """
     here, sensors = machine.this_machine(), sensors or Sensors()
     rng = np.random.default_rng(settings.seed)
@@ -354,18 +337,6 @@ def measure_device(
                 f"sustained.thermal: a run of {settings.sustained_s:g} s shows no heating; taken "
                 f"as a device that never slows down"
             )
-    slowdowns: tuple[float, ...] = ()
-    if settings.contention_s:
-        progress("processes at once", over_s)
-        began_s = clock()
-        slowdowns = contention.measure_contention(
-            backend.name,
-            settings.contention_s,
-            lambda _: progress(
-                "processes at once", over_s + min(settings.contention_total_s, clock() - began_s)
-            ),
-        )
-        over_s += settings.contention_total_s
     compute = _measure_grid(
         timer or bench,
         clock,
@@ -404,7 +375,6 @@ def measure_device(
         else None,
         sustained=sustained,
         power=power,
-        contention=tuple(max(0.5, round(s, 3)) for s in slowdowns),
         host=schema.Host(
             cpu=here.cpu,
             cores=here.cores,

@@ -19,7 +19,7 @@ from cleave.energy.assumptions import load_assumptions
 from cleave.energy.comparison import ComparisonQuestion
 from cleave.energy.grid import S_PER_YEAR
 from cleave.energy.meter import Basis
-from cleave.energy.sensitivity import Case, tornado
+from cleave.energy.sensitivity import Case, sensitivities
 from cleave.energy.typical import load_typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 from profiles.library import load_profile, load_profiles
@@ -121,7 +121,7 @@ def test_a_data_centre_by_hand() -> None:
     assert found.embodied_gco2e == pytest.approx(181_000 * HOUR_S / (3 * S_PER_YEAR * 0.5))
 
 
-def test_a_tornado_of_the_ratio() -> None:
+def test_what_the_ratio_depends_on() -> None:
     gpu = CloudUsage(load_profile("a100-pcie-40gb"), HOUR_S)
 
     question = ComparisonQuestion([SPELL], {"mine": PHONE}, TYPICAL, cloud=gpu)
@@ -130,7 +130,8 @@ def test_a_tornado_of_the_ratio() -> None:
         return question.figure(case) or 0.0
 
     case = Case(MADE, 400.0, 400.0)
-    bars = {bar.name: bar for bar in tornado(ratio, case, range(20, 800), cloud=True)}
+    every = sensitivities(ratio, case, range(20, 800), cloud=True, kinds=list(DeviceKind))
+    bars = {bar.name: bar for bar in every}
     swings = [bar.swing for bar in bars.values()]
     assert swings == sorted(swings, reverse=True)
     assert {"lifetime", "utilisation", "PUE", "charger and power supply loss"} <= set(bars)
@@ -187,7 +188,7 @@ def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
     profiles, typical = load_profiles(), TYPICAL
     laptop = DeviceUsage("macbook-air-m1", 1, 3600.0, 3600.0, 0.0, 0, 0)
     question = ComparisonQuestion([laptop], profiles, typical)
-    bars = tornado(
+    bars = sensitivities(
         question.figure,
         Case(MADE, 400.0, None),
         [100.0, 300.0, 500.0],

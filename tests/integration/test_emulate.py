@@ -6,7 +6,6 @@ import asyncio
 import csv
 import io
 import json
-import re
 import resource
 import shlex
 import signal
@@ -32,11 +31,9 @@ from tests.integration.emulation import DEVICE, Emulation, check, emulation, sub
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
-    free_port,
     here,
     printing,
     records,
-    run,
     started,
     training,
     until,
@@ -82,22 +79,6 @@ def test_a_refused_fleet_says_why(served: Server) -> None:
     running.wait()
     assert "credential" in str(running.error)
     assert running.fleet.counters().joined == 0
-
-
-@pytest.mark.nightly
-def test_devices_of_a_killed_server_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLEAVE_CREDENTIAL", "secret")
-    port = free_port()
-    serve = ("serve", "--port", port, "--data", "none", "--json")
-    with started(*serve) as (server, lines):
-        url = wait_for_event(lines, "listening")["url"]
-        with emulation(url, [DEVICE] * 4) as running:
-            until(lambda: running.fleet.counters().connected == 4)
-            server.kill()
-            until(lambda: running.fleet.counters().connected == 0)
-            with started(*serve):
-                until(lambda: running.fleet.counters().joined == 8)
-    assert running.fleet.notes
 
 
 @pytest.mark.parametrize("drains", [False, True])
@@ -193,57 +174,6 @@ def test_a_step_counts_what_its_plan_counts() -> None:
     assert step["fleet_s"] == pytest.approx(planned["tiles"]["predicted_s"], rel=0.03)
     assert step["fleet_s"] + step["server_s"] == pytest.approx(tiles["step_s"], rel=0.03)
     assert step["gemms"] == sum(each["count"] for each in planned["tiles"]["gemms"])
-
-
-@pytest.mark.nightly
-def test_steps_by_stages_take_what_their_plan_says(tmp_path: Path) -> None:
-    command = (
-        "emulate", "--model", "opt-125m", "--fleet", "household-9", "--batch", "16", "--seq", "256",
-        "--method", "stages", "--dtype", "bf16", "--ps-gbit", "1", "--steps", "2",
-    )  # fmt: skip
-    done = here(*command, "--json", "--trace", str(tmp_path / "trace.json"))
-    assert done.returncode == 0, done.stderr
-    steps = records(done.stdout)
-    assert [step["step"] for step in steps] == [1, 2]
-    assert all(0 < step["fleet_s"] < step["alone_s"] for step in steps)
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    lines = here(*command).stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    said = " ".join(line.strip() for line in lines)
-    predicted = re.search(r"([\d.]+) s a step predicted", said)
-    assert predicted is not None
-    took_s = steps[-1]["fleet_s"] + steps[-1]["optimizer_s"]
-    assert float(predicted[1]) == pytest.approx(took_s, rel=0.05)
-
-
-@pytest.mark.nightly
-def test_an_interrupted_emulation_leaves_what_it_saw(tmp_path: Path) -> None:
-    trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
-    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-20", "--steps", "100000")
-    options = ("--batch", "1", "--seq", "8", "--trace", str(trace), "--log", str(log), "--json")
-    with started(*command, *options) as (process, lines):
-        wait_for_event(lines, "step")
-        process.send_signal(signal.SIGINT)
-        for _ in lines:
-            pass
-        assert process.wait(PATIENCE_S) != 0
-    assert json.loads(trace.read_text())["traceEvents"]
-    assert all(json.loads(line) for line in log.read_text().splitlines())
-
-
-@pytest.mark.nightly
-def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
-    logs = []
-    for emulated, name, seed in ((run, "a", "7"), (here, "b", "7"), (here, "c", "8")):
-        path = tmp_path / name
-        done = emulated(
-            "emulate", "--model", "opt-nano", "--fleet", "home-nights-3", "--churn", "20:5",
-            "--batch", "1", "--seq", "8", "--seed", seed, "--log", str(path), "--json",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        logs.append(path.read_bytes())
-    assert logs[0] == logs[1] != logs[2]
-    assert b"multiply" in logs[0]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,9 @@ from benchmarks.common import make_trainer
 from tests.integration.processes import (
     JOIN,
     PATIENCE_S,
-    address,
     here,
     jobs,
     records,
-    server,
     started,
     training,
     training_job,
@@ -123,40 +121,3 @@ def test_jobs_as_rows(tmp_path: Path) -> None:
     shown = here("jobs", "--data", str(tmp_path), "--csv")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("job,state,reason,model,name,steps,")
-
-
-@pytest.mark.nightly
-def test_training_finds_the_server_of_this_machine(
-    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With paths from where the command is, unless devices are emulated."""
-    here_folder, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here_folder, there):
-        folder.mkdir()
-    (here_folder / "text.txt").write_bytes(corpus_file.read_bytes())
-    command = training(Path("text.txt"), 1, "opt-nano")
-    (here_folder / "job.toml").write_text('data = "text.txt"\nseq = 16\nbatch = 1\n')
-    by_file = ("train", "--config", "job.toml", "--model", "opt-nano", "--steps", "1", "--json")
-    with server(there, "--runs", "runs") as place:
-        monkeypatch.setenv("CLEAVE_DATA", str(there / "data"))
-        with started("join", address(place), "--json") as (_, lines):
-            wait_for_event(lines, "ready")
-            on_server = here(*command, "--checkpoint-every", "1", cwd=here_folder)
-            (trained,) = (there / "runs").iterdir()
-            of_file = here(*by_file, "--name", "of-file", cwd=here_folder)
-            emulated = here(*command, "--devices", "2", cwd=here_folder)
-            again = ("train", "--resume", str(trained), "--steps", "2", "--json")
-            resumed = here(*again, cwd=here_folder)
-    alone = here(*command, "--attach", "job-1", cwd=here_folder)
-    assert on_server.returncode == emulated.returncode == 0, on_server.stderr + emulated.stderr
-    assert "training on this machine's server" in on_server.stderr
-    assert of_file.returncode == 0, of_file.stderr
-    assert (there / "runs" / "of-file" / "metrics.jsonl").exists()
-    assert resumed.returncode == 0, resumed.stderr
-    assert "training on this machine's server" in resumed.stderr
-    assert [r["step"] for r in records(resumed.stdout) if r["event"] == "step"] == [2]
-    assert {record["event"] for record in records(on_server.stdout)} >= {"step", "done"}
-    assert (trained / "metrics.jsonl").exists()
-    assert (here_folder / "runs").is_dir()
-    assert alone.returncode == 2
-    assert "--attach job-1: no server runs here" in alone.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,21 +16,6 @@ from tests.integration.processes import PATIENCE_S, here, started, wait_for_even
 
 NOWHERE = "ws://127.0.0.1:9/ws#c=x"
 LIGHT = ("--backend", "numpy", "--json")
-
-
-def _hours_that_exclude_now() -> str:
-    hour = time.localtime().tm_hour
-    return f"{(hour + 11) % 24}-{(hour + 13) % 24}"
-
-
-@pytest.mark.nightly
-def test_it_waits_for_its_hours_and_says_so() -> None:
-    hours = _hours_that_exclude_now()
-    with started("join", NOWHERE, *LIGHT, "--hours", hours) as (process, lines):
-        assert wait_for_event(lines, "waiting")["reason"] == f"outside {hours} h"
-        process.send_signal(signal.SIGINT)
-        assert wait_for_event(lines, "left")["reason"] == "interrupted"
-        assert process.wait(PATIENCE_S) == 0
 
 
 def test_it_waits_for_a_server_when_it_is_to_stay() -> None:

@@ -57,8 +57,7 @@ def refused(*arguments: str, code: int = 2) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This machine, measured for a moment."""
     path = tmp_path_factory.mktemp("profiles") / "here.toml"
-    brief = (*BRIEF, "--no-contention")
-    shown = run("profile", "device", *brief, "--name", "here", "-o", str(path))
+    shown = run("profile", "device", *BRIEF, "--name", "here", "-o", str(path))
     assert shown.returncode == 0, shown.stderr
     assert "error of the model on held-out shapes" in shown.stdout
     for words in ("bf16>fp32", "95th percentile", "numpy, threads: 1"):
@@ -86,7 +85,6 @@ def test_what_was_measured(measured: Path) -> None:
         assert all(layouts.count(layout) >= 15 for layout in entry.models)
     assert found.host is not None
     assert (found.host.executor, found.host.threads) == ("numpy", 1)
-    assert found.contention == ()
     assert found.sustained is not None
     assert found.sustained.thermal is None
     assert found.memory.bytes == found.memory.installed_bytes // 2
@@ -95,11 +93,10 @@ def test_what_was_measured(measured: Path) -> None:
 
 @pytest.mark.nightly  # measures this machine a second time
 def test_options_and_json(tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
     output = tmp_path / "x.toml"
     shown = run(
         "profile", "device", *BRIEF, "--sustained", "0", "--name", "pi-5", "--title", "Pi",
-        "--kind", "sbc", "--memory", "500", "-o", str(output), "--plot", str(plot), "--json",
+        "--kind", "sbc", "--memory", "500", "-o", str(output), "--json",
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
@@ -110,9 +107,7 @@ def test_options_and_json(tmp_path: Path) -> None:
     assert written.memory.bytes == 500_000_000
     assert written.sustained is None
     assert written.host is not None
-    assert len(written.contention) == written.host.cores
     assert written.provenance.assumed == ()
-    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_profile_is_not_overwritten_unasked(measured: Path) -> None:
@@ -133,15 +128,11 @@ BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
     "kind": (("--kind", "toaster"), "toaster"),
     "name": (("--name", "My Laptop"), "my-laptop"),
     "backend": (("--backend", "abacus"), "abacus"),
-    "backend by its old name": (("--executor", "abacus"), "abacus"),
     "suffix": (("-o", "x.json"), ".toml"),
     "folder": (("-o", "nowhere/x.toml"), "nowhere"),
     "seed": (("--seed", "-1"), "--seed"),
     "too many threads": (("--threads", "4000"), "--threads is 4000"),
     "a folder": (("-o", "folder.toml", "--force"), "folder.toml is a folder"),
-    "plot's folder": (("--plot", "nowhere/x.png"), "there is no folder nowhere"),
-    "plot's suffix": (("--plot", "x.abc"), "x.abc is no name for a plot"),
-    "plot without suffix": (("--plot", "x"), ".png"),
 }
 
 
@@ -172,17 +163,10 @@ def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
             timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 
-@pytest.mark.parametrize(
-    ("module", "option"),
-    [
-        ("scipy.optimize", ""),
-        pytest.param("matplotlib.figure", "x", marks=pytest.mark.nightly),
-    ],
-)
-def test_what_is_missing_is_named(module: str, option: str, tmp_path: Path) -> None:
-    arguments = ["profile", "device", "--quick", *(["--plot", "x.png"] if option else [])]
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.modules[{module!r}] = None; sys.argv[1:] = {arguments!r}\n"
+        "import sys; sys.modules['scipy.optimize'] = None\n"
+        "sys.argv[1:] = ['profile', 'device', '--quick']\n"
         "from cleave_cli.main import main; main()"
     )
     done = subprocess.run(
@@ -190,7 +174,7 @@ def test_what_is_missing_is_named(module: str, option: str, tmp_path: Path) -> N
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
-    assert module.partition(".")[0] in done.stderr
+    assert "scipy" in done.stderr
     assert "pip install 'cleave-train[profile]'" in done.stderr
 
 
@@ -209,7 +193,7 @@ def test_the_list() -> None:
     assert "toaster" in refused("list", "--kind", "toaster")
 
 
-def test_profiles_can_be_shown_and_drawn(measured: Path, tmp_path: Path) -> None:
+def test_profiles_can_be_shown(measured: Path) -> None:
     for name in (profile_names()[0], profile_names()[-1]):
         shown = profile("show", name)
         assert shown.returncode == 0, shown.stderr
@@ -217,19 +201,7 @@ def test_profiles_can_be_shown_and_drawn(measured: Path, tmp_path: Path) -> None
         assert "published" in shown.stdout
         assert "assumed: " in shown.stdout
         assert document("show", name)["profile"]["name"] == name
-    plot = tmp_path / "here.png"
-    assert "measured" in profile("show", str(measured), "--plot", str(plot)).stdout
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_comparing(measured: Path) -> None:
-    other = profile_names()[0]
-    shown = profile("compare", str(measured), other)
-    assert shown.returncode == 0, shown.stderr
-    assert "memory_bytes" in shown.stdout
-    same = document("compare", str(measured), str(measured))["figures"]
-    assert same["fp32_flops_per_s"]["ratio"] == 1
-    assert same["fp32_512x512x512_s"]["a"] > 0
+    assert "measured" in profile("show", str(measured)).stdout
 
 
 def test_unknown_profiles(tmp_path: Path) -> None:
@@ -237,7 +209,7 @@ def test_unknown_profiles(tmp_path: Path) -> None:
     assert "nowhere.toml" in refused("show", "nowhere.toml")
     bad = tmp_path / "bad.toml"
     bad.write_text("schema = 1\nname = 3\n")
-    assert "bad.toml" in refused("compare", str(bad), profile_names()[0])
+    assert "bad.toml" in refused("show", str(bad))
 
 
 # --- fitting again ---

@@ -42,7 +42,6 @@ BATTERY = "sys/class/power_supply/BAT0"
 def test_an_empty_tree_tells_nothing(tmp_path: Path) -> None:
     sensors = Sensors(tmp_path)
     assert sensors.temperature_c() is None
-    assert sensors.frequency_hz() is None
     assert sensors.battery_w() is None
     assert sensors.energy_counters() == []
     meter = PowerMeter(sensors)
@@ -140,13 +139,6 @@ def test_a_zone_of_any_name_will_do_where_there_is_no_other(tmp_path: Path) -> N
     assert Sensors(tmp_path).temperature_c() == 41.0
     _write(tmp_path, {f"{zone}1/type": "cpu-thermal", f"{zone}1/temp": 39000})
     assert Sensors(tmp_path).temperature_c() == 39.0
-
-
-def test_the_frequency_is_the_mean_of_the_cores(tmp_path: Path) -> None:
-    cpu = "sys/devices/system/cpu/cpu"
-    freq = "cpufreq/scaling_cur_freq"
-    _write(tmp_path, {f"{cpu}0/{freq}": 1_000_000, f"{cpu}1/{freq}": 3_000_000})
-    assert Sensors(tmp_path).frequency_hz() == 2e9
 
 
 def test_rapl_counts_packages_and_memory_and_wraps(tmp_path: Path) -> None:

@@ -27,15 +27,10 @@ FOLDERS = {
     "networks": NETWORKS,
     "availability": availability_names(),
 }
-TFLOPS = 1e12
 
 
 def text(folder: str, name: str) -> str:
     return (LIBRARY / folder / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def of(kind: DeviceKind) -> list[DeviceProfile]:
-    return [profile for profile in PROFILES.values() if profile.kind is kind]
 
 
 def assumed(profile: DeviceProfile, what: str) -> list[str]:
@@ -116,35 +111,6 @@ def test_phones_settle_at_half_of_their_speed(profile: DeviceProfile) -> None:
     assert speeds[max(speeds)] == pytest.approx(0.49, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("kind", "slowest", "fastest"),
-    [
-        ("phone", 0.019, 1.5),
-        ("tablet", 0.2, 2.5),
-        ("laptop", 0.4, 100),
-        ("sbc", 0.013, 120),
-        ("desktop", 20, 200),
-        ("cloud-gpu", 40, 2000),
-    ],
-)
-def test_throughputs_are_those_of_the_kind(kind: str, slowest: float, fastest: float) -> None:
-    found = [profile.flops_per_s / TFLOPS for profile in of(DeviceKind(kind))]
-    assert slowest <= min(found) <= max(found) <= fastest
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "flops_per_s"),
-    [
-        ("snapdragon-8-gen-2", "fp16", 6.048e11),
-        ("macbook-pro-14-m1-pro", "fp32", 4.1084e12),
-        ("raspberry-pi-5", "fp16", 4.27e10),
-        ("h100-sxm-80gb", "bf16", 7.9751e14),
-    ],
-)
-def test_figures_as_published(name: str, dtype: str, flops_per_s: float) -> None:
-    assert PROFILES[name].compute[dtype].flops_per_s == flops_per_s
-
-
 # --- embodied carbon, which keeps its licence ---
 
 
@@ -177,25 +143,6 @@ def test_a_file_of_the_user_is_read_as_it_is(tmp_path: Path) -> None:
     found = load_profile(str(path))
     assert found.name == "iphone-11"
     assert found.embodied is None
-
-
-# --- networks ---
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_are_sane(name: str) -> None:
-    network = load_network(name)
-    link = network.link
-    assert network.source
-    assert 1 <= link.downlink_bytes_per_s.p50 / link.uplink_bytes_per_s.p50 <= 18
-    assert 1e5 <= link.uplink_bytes_per_s.p50 <= link.downlink_bytes_per_s.p50 <= 2e8
-    assert 0 <= link.round_trip_s.p50 <= 0.2
-
-
-def test_no_rows_of_countries_are_passed_on() -> None:
-    for name in NETWORKS:
-        source = load_network(name).source
-        assert "m-lab" not in source.lower() or "derived" in source
 
 
 # --- availabilities ---

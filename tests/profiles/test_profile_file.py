@@ -95,7 +95,6 @@ FULL = DeviceProfile(
         (22.0, 7.0),
         source="us",
     ),
-    contention=(1.0, 2.0, 4.5),
     host=Host("a CPU", 4, 8, "numpy", "Linux"),
 )
 

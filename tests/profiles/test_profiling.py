@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import msgspec
@@ -12,10 +11,9 @@ import pytest
 
 from cleave.arrays import Buffer, DType
 from cleave.machine.backends import NumpyBackend, execute
-from cleave.machine.sensors import Sensors, usable_cores
+from cleave.machine.sensors import Sensors
 from profiles.device_profile import DeviceProfile, GraphProfile
 from profiles.library import read_profile, write_profile
-from profiles.measuring import contention
 from profiles.measuring.device import (
     ALL_VARIANTS,
     QUICK_VARIANTS,
@@ -84,7 +82,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
     clock = Clock()
     settings = Settings(
         "made-up", "Made up", "2026-11-21", quick=quick, grid_s=0.5, sustained_s=sustained_s,
-        contention_s=0.0, threads=1, grid=SMALL,
+        threads=1, grid=SMALL,
     )  # fmt: skip
     return measure_device(
         settings,
@@ -189,7 +187,7 @@ def test_a_device_that_keeps_its_speed(tmp_path: Path) -> None:
     assert {share for _, share in run.speeds} == {1.0}
     assert 50 <= len(run.speeds) <= 60
     assert run.thermal is None
-    assert run.temperatures == run.frequencies == ()
+    assert run.temperatures == ()
     assert seen[-1] == 90.0
 
 
@@ -222,30 +220,6 @@ def test_seconds_show_no_heating(tmp_path: Path) -> None:
     run = measure_sustained(bench, 5.0, Sensors(tmp_path))
     assert run.speeds[-1][1] < 0.6
     assert run.thermal is None
-
-
-# --- processes at once ---
-
-
-def test_every_small_count_and_all_cores_are_measured() -> None:
-    assert contention.process_counts(1) == [1]
-    assert contention.process_counts(4) == [1, 2, 3, 4]
-    assert contention.process_counts(64) == [1, 2, 3, 4, 5, 6, 7, 8, 12, 18, 27, 40, 60, 64]
-
-
-def test_real_processes() -> None:
-    seen: list[int] = []
-    slowdowns = contention.measure_contention("numpy", 0.05, seen.append)
-    assert len(slowdowns) == len(usable_cores())
-    assert slowdowns[0] == 1.0
-    assert all(slowdown > 0 for slowdown in slowdowns)  # how much says the machine's other work
-    assert seen == contention.process_counts(len(slowdowns))
-
-
-def test_a_process_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ValueError, match="ended early"):
-        contention.measure_contention("numpy", 0.05)
 
 
 # --- everything ---

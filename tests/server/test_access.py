@@ -33,7 +33,6 @@ from cleave.server.auth.access import (
     new_code,
     read_code,
 )
-from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from cleave.transport.connection_limits import BURST, REFILL_S
 from tests.server.clocks import Clock
@@ -425,37 +424,6 @@ def test_a_revoked_device_does_not_come_back_as_another(access: Access) -> None:
     assert come(access, honest.credential).identity == honest.identity
     assert come(access, other.text).identity is not None
     assert access.void_codes_of(record) == []
-
-
-def test_of_devices_that_came_before_codes_were_kept_all_their_codes_are_void(
-    tmp_path: Path, clock: Clock
-) -> None:
-    """A store of the version before: nobody knows which of the used codes it was."""
-    path = tmp_path / "store.db"
-    Store(path, MIGRATIONS[:1]).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.executemany(
-            "INSERT INTO codes (hash, expires_s, uses, used) VALUES (?, ?, ?, ?)",
-            [
-                (hash_secret(text * 12), clock() + 60, 9, used)
-                for text, used in (("A", 1), ("B", 0))
-            ],
-        )
-        db.execute(
-            "INSERT INTO devices (name, standing, paired_s, seen_s) VALUES ('a', 'admitted', 0, 0)"
-        )
-        db.commit()
-    with (
-        closing(Store(path)) as store,
-        closing(Access(store, TOKEN, clocks=clock.clocks)) as access,
-    ):
-        (device,) = store.devices()
-        new = access.pair(uses=9)
-        come(access, new.text)
-        assert [code.id for code in access.void_codes_of(device)] == [1]
-        assert "void" in refused(access, "A" * 12).reason
-        come(access, "B" * 12)
-        come(access, new.text)
 
 
 def test_a_revocation_that_is_written_while_the_store_is_read_holds(

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.side_by_side.torch_pipeline import TorchPipeline
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.workload.registry import find_model
 from simulator.confidant import Confidant
 from simulator.method import Conditions
 from simulator.pipeline import Cut, best_partition, one_f_one_b
-from simulator.torch_pipeline import TorchPipeline
 
 
 def formula(times: np.ndarray, micro_batches: int) -> float:

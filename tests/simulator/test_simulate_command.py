@@ -49,13 +49,6 @@ def test_json_says_time_and_memory_of_every_row() -> None:
     assert [line["method"] for line in lines] == ["cleave", "data-parallel"] * 2
 
 
-@pytest.mark.parametrize("command", ["simulate", "simulate paper", "footprint study"])
-def test_a_seed_is_not_negative(command: str) -> None:
-    done = CliRunner().invoke(app, [*command.split(), "--seed", "-1"])
-    assert done.exit_code == 2
-    assert "--seed" in done.output
-
-
 def test_an_unknown_method_names_near_ones() -> None:
     with pytest.raises(UsageError, match="cleave-2d"):
         CliRunner().invoke(app, [*SMALL, "--methods", "cleave-3d"], catch_exceptions=False)

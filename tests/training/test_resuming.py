@@ -264,22 +264,6 @@ def run(tmp_path: Path, one_step: RunFolder) -> RunFolder:
     return RunFolder(Path(shutil.copytree(one_step.path, tmp_path / "mine")))
 
 
-def test_a_run_of_an_earlier_version_goes_on(run: RunFolder, corpus_file: Path) -> None:
-    job = one_step_job(corpus_file)
-    meta = run.path / CHECKPOINTS / "step-000001" / "meta.json"
-    header = json.loads(meta.read_text())
-    prints = header["meta"].pop("fingerprints")
-    header["meta"]["tokenizer"] = prints["tokenizer"]
-    meta.write_text(json.dumps(header))
-    again = trained(replace(job, steps=2), run)
-    assert "an earlier version began the run" in notes(again)
-    header["meta"]["tokenizer"] = "of another Python"
-    shutil.rmtree(run.path / CHECKPOINTS / "step-000002")
-    meta.write_text(json.dumps(header))
-    with pytest.raises(CleaveError, match="has had another tokenizer"):
-        trained(replace(job, steps=2), run)
-
-
 def test_other_settings_are_refused_even_so(run: RunFolder, corpus_file: Path) -> None:
     job = one_step_job(corpus_file)
     with pytest.raises(CleaveError, match="made with batch 1 and this run has 2"):

@@ -137,10 +137,8 @@ class DataMeter:
         """Return the stored byte counts, by name of the hour, day or month."""
         try:
             held = json.loads(self._path.read_text())
-            if "span" in held:  # the old format, with a single span
-                held = {held["span"]: held["bytes"]}
             return {str(span): int(count) for span, count in held.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
     def _save(self, more: int) -> None:

@@ -271,14 +271,7 @@ class Access:
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
         """Void and return the open join codes with which a revoked device could rejoin."""
         now_s = self._clocks.wall()
-        # For a device that joined with an older version of Cleave, the join code is unknown. It may
-        # be any used code of that time.
-        its = [
-            code
-            for code in self.codes()
-            if code.is_open(now_s)
-            and (code.id == device.code or (device.code is None and code.used and not code.made_s))
-        ]
+        its = [code for code in self.codes() if code.is_open(now_s) and code.id == device.code]
         for code in its:
             self.statuses.void(code.id, "a device that came by it was revoked")
         return its

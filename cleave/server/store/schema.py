@@ -30,7 +30,14 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             downlink_bytes INTEGER NOT NULL DEFAULT 0,
             uplink_bytes INTEGER NOT NULL DEFAULT 0,
             compute_s REAL NOT NULL DEFAULT 0,
-            energy_j REAL NOT NULL DEFAULT 0
+            energy_j REAL NOT NULL DEFAULT 0,
+            code INTEGER, -- the join code of the device
+            failures INTEGER NOT NULL DEFAULT 0, -- number of runs in which the device failed
+            failure TEXT NOT NULL DEFAULT '', -- reason for the last failure
+            setbacks INTEGER NOT NULL DEFAULT 0, -- times set aside since the last successful run
+            slowness REAL NOT NULL DEFAULT 1, -- factor by which tasks take longer than expected
+            late_s REAL NOT NULL DEFAULT 0, -- delay of responses
+            own INTEGER NOT NULL DEFAULT 0 -- whether the operator owns the device
         ) STRICT""",
         """CREATE TABLE credentials (
             hash BLOB PRIMARY KEY,
@@ -41,13 +48,17 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             hash BLOB NOT NULL UNIQUE,
             expires_s REAL NOT NULL,
             uses INTEGER NOT NULL,
-            used INTEGER NOT NULL DEFAULT 0
+            used INTEGER NOT NULL DEFAULT 0,
+            made_s REAL NOT NULL DEFAULT 0,
+            void TEXT NOT NULL DEFAULT '',
+            own INTEGER NOT NULL DEFAULT 0 -- whether the operator owns devices that join with it
         ) STRICT""",
         """CREATE TABLE faults (
             id INTEGER PRIMARY KEY,
             device INTEGER NOT NULL REFERENCES devices (id) ON DELETE CASCADE,
             at_s REAL NOT NULL,
-            fault TEXT NOT NULL
+            fault TEXT NOT NULL,
+            penalty REAL NOT NULL DEFAULT 1
         ) STRICT""",
         "CREATE INDEX faults_of_a_device ON faults (device, at_s)",
         """CREATE TABLE jobs (
@@ -60,39 +71,18 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             ended_s REAL,
             steps INTEGER NOT NULL DEFAULT 0,
             loss REAL,
-            run_folder TEXT NOT NULL DEFAULT ''
+            run_folder TEXT NOT NULL DEFAULT '',
+            request TEXT NOT NULL DEFAULT '', -- in JSON
+            steps_in_all INTEGER NOT NULL DEFAULT 0 -- 0 if unknown
         ) STRICT""",
-    ),
-    (  # Older rows lack the join code of a device and the creation time of a code.
-        "ALTER TABLE devices ADD COLUMN code INTEGER",
-        "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
-    ),
-    (
-        "ALTER TABLE faults ADD COLUMN penalty REAL NOT NULL DEFAULT 1",
-        # `failures`: number of runs in which the device failed. `failure`: reason for the last
-        # failure. `setbacks`: how often the device was set aside since its last successful run.
-        # `slowness`: factor by which its tasks take longer than expected. `late_s`: delay of its
-        # responses, in seconds.
-        "ALTER TABLE devices ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE devices ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE devices ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE devices ADD COLUMN slowness REAL NOT NULL DEFAULT 1",
-        "ALTER TABLE devices ADD COLUMN late_s REAL NOT NULL DEFAULT 0",
-    ),
-    (  # `own`: whether the operator owns a device, or the devices that join with a code.
-        "ALTER TABLE codes ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE devices ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
-    ),
-    (  # `request`: submitted request in JSON. `steps_in_all`: total steps. Unknown in older rows.
-        "ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE jobs ADD COLUMN steps_in_all INTEGER NOT NULL DEFAULT 0",
-    ),
-    (  # `flops`: contribution of all stored devices in an hour. `hour`: Unix time divided by 3600.
+        # Work of all stored devices in an hour. `hour` is Unix time divided by 3600.
         "CREATE TABLE hours (hour INTEGER PRIMARY KEY, flops REAL NOT NULL) STRICT",
     ),
 )
-"""Migration N converts a database of version N - 1 to version N.
+"""The first migration creates a database of version `FIRST_VERSION`, and each other one converts a
+database of the version before.
 
-Never change a migration. Append a new migration instead.
+Never change a migration once it is released. Append a new migration instead.
 """
+
+FIRST_VERSION: Final = 6  # no release had versions 1 to 5

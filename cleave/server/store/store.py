@@ -19,7 +19,7 @@ from cleave.errors import CleaveError
 from cleave.files import open_to_change
 from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.sessions.admission import Behavior
-from cleave.server.store.schema import MIGRATIONS, Migration
+from cleave.server.store.schema import FIRST_VERSION, MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0  # maximum time in seconds that a write waits for another process's write
 
@@ -118,7 +118,7 @@ class Store:
         busy_s: maximum time in seconds that a write waits for another process's write.
 
     Raises:
-        StoreError: if the database cannot be used, or if a newer version of Cleave created it.
+        StoreError: if the database cannot be used, or if another version of Cleave created it.
     """
 
     def __init__(
@@ -170,16 +170,17 @@ class Store:
     def _migrate(self, migrations: Sequence[Migration]) -> None:
         with self._writing() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(migrations):
+            latest = FIRST_VERSION + len(migrations) - 1
+            if version and not FIRST_VERSION <= version <= latest:
                 raise StoreError(
                     f"the server's store {self._path} has version {version}, and this Cleave knows "
-                    f"versions up to {len(migrations)}; install the newer Cleave that wrote it, or "
+                    f"versions {FIRST_VERSION} to {latest}; install the Cleave that wrote it, or "
                     f"choose another folder with --data"
                 )
-            for migration in migrations[version:]:
+            for migration in migrations[version and version - FIRST_VERSION + 1 :]:
                 for statement in migration:
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(migrations)}")
+            db.execute(f"PRAGMA user_version = {latest}")
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -74,7 +74,7 @@ class Fingerprints:
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the names of the fingerprints whose values in `saved` differ."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
-        return [name for name in mine if name in saved and saved[name] != mine[name]]
+        return [name for name in mine if saved.get(name) != mine[name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +187,16 @@ def changes_since(
         CleaveError: if a setting outside `MAY_CHANGE` has changed, or if a fingerprint has changed
             and `accepted` is False.
     """
-    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
+    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS, {})
     saved: dict[str, Any] = meta.get("job", {})
     for setting in fields(JobSpec):
         # A checkpoint written before a setting existed used the setting's default.
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
-        by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
-        if setting.name not in MAY_CHANGE and before != now and not by_content:
+        if setting.name not in (*MAY_CHANGE, *_BY_CONTENT) and before != now:
             raise CleaveError(
                 f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"
             )
-    if known is None:  # an earlier version of Cleave wrote the checkpoint
-        known = {"tokenizer": meta.get("tokenizer")}
-        context.note("whether the data is the same is not known: an earlier version began the run")
     changed = dataset.fingerprints.changed(known)
     if changed and not accepted:
         raise CleaveError(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -39,7 +38,6 @@ _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 FROZEN: Final = "frozen"  # key of the frozen weights' digest in a checkpoint's metadata
 
-_SAMPLES: Final = 4096  # earlier versions hashed about this many elements per frozen weight
 _WHOLE: Final = "sha256:"
 
 
@@ -171,13 +169,10 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
 
 
-def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
+def frozen_digest(model: nn.Module) -> str:
     """Return a digest of a model's frozen weights; empty if no weight is frozen.
 
     Checkpoints with adapters store this digest instead of the frozen weights.
-
-    Args:
-        sampled: whether to hash only a sample of each weight's elements, as earlier versions did.
     """
     found = hashlib.sha256()
     frozen: list[tuple[str, Tensor]] = [
@@ -188,23 +183,14 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
             frozen += [(f"{name}.{n}", b) for n, b in module.named_buffers(recurse=False)]
     for name, parameter in frozen:
         found.update(f"{name} {tuple(parameter.shape)}".encode())
-        if not sampled:
-            found.update(f" {parameter.dtype}".encode())
-            found.update(bytes_of(parameter))
-            continue
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
-        found.update(np.ascontiguousarray(sample.float().numpy()).tobytes())
-    if not frozen:
-        return ""
-    return found.hexdigest() if sampled else _WHOLE + found.hexdigest()
+        found.update(f" {parameter.dtype}".encode())
+        found.update(bytes_of(parameter))
+    return _WHOLE + found.hexdigest() if frozen else ""
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     """Raise CleaveError if a model's frozen weights do not match the digest in `meta`."""
-    saved = meta.get(FROZEN, "")
-    sampled = bool(saved) and not saved.startswith(_WHOLE)
-    if frozen_digest(model, sampled=sampled) != saved:
+    if frozen_digest(model) != meta.get(FROZEN, ""):
         raise CleaveError(
             f"the weights of {name!r} have changed since adapters were trained beside them; put "
             f"the old ones back, or resume with --accept-changes"

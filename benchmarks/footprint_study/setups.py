@@ -7,7 +7,7 @@ multiplication speed. Device profiles and assumptions of this project supply the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
@@ -24,21 +24,14 @@ OTHER_SHARES: Final = (0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """An amount of memory that each device offers. `title` describes it, such as "lent"."""
-
-    title: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Setup:
     """One experiment of the paper.
 
     Attributes:
         title: number and type of devices, such as "4 laptops".
         profile: profile of every device.
-        offers: memory offers to simulate, with the largest offer first.
+        offers: bytes of memory that each device offers, with the largest offer first: devices that
+            only train, and devices that are also in use.
         trains_slower: True if the profile's speed was measured in matrix multiplication alone, so
             training whole layers is slower. False if the speed was measured end to end.
         measured_flops_per_s: lowest and highest known speeds of similar devices.
@@ -49,7 +42,7 @@ class Setup:
     model: str
     profile: DeviceProfile
     devices: int
-    offers: tuple[Offer, ...]
+    offers: tuple[int, ...]
     trains_slower: bool
     measured_flops_per_s: tuple[float, float]
     batch: int = 16
@@ -64,55 +57,34 @@ class Setup:
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
         return model.flops_per_s * hot
 
-    def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
+    def rates(self, memory_bytes: int, speed: float = 1.0) -> list[DeviceRates]:
         """Return the rates of all devices. Latencies are 0, because the paper does not state any.
 
         The multiplication speed of the devices is multiplied by `speed`.
         """
         link = LINK_BYTES_PER_S
         return [
-            DeviceRates(number, link, link, self.flops_per_s * speed, 0.0, offer.memory_bytes)
+            DeviceRates(number, link, link, self.flops_per_s * speed, 0.0, memory_bytes)
             for number in range(self.devices)
         ]
 
     @property
     def name(self) -> str:
-        """Return a name for the report, such as "opt-1.3b on 4 laptops"."""
+        """Return a name, such as "opt-1.3b on 4 laptops"."""
         return f"{self.model} on {self.title}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetupScope:
-    """The set-ups of a report. `speeds` are ascending factors for the devices' throughput."""
-
-    setups: tuple[Setup, ...]
-    speeds: tuple[float, ...]
-
-
-def published() -> SetupScope:
-    """Return the scope of the paper's four experiments."""
+def published() -> tuple[Setup, ...]:
+    """Return the paper's four experiments."""
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
-    laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
-    phones = (Offer("given over", 6_000_000_000), Offer("lent", phone.memory.bytes))
+    laptops = (12_000_000_000, laptop.memory.bytes)
+    phones = (6_000_000_000, phone.memory.bytes)
     # Laptops: from an M2 measured in PyTorch to the datasheet peak of the M2 Pro. Phones: from the
     # Snapdragon 888's GPU, hot, in ncnn to the fastest measured phone.
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
-    return SetupScope(
-        (
-            Setup("1 laptop", "opt-125m", laptop, 1, laptops, True, laptop_speeds),
-            Setup("1 phone", "opt-125m", phone, 1, phones, False, phone_speeds),
-            Setup("4 laptops", "opt-1.3b", laptop, 4, laptops, True, laptop_speeds),
-            Setup("15 phones", "opt-1.3b", phone, 15, phones, False, phone_speeds),
-        ),
-        tuple(2.0**power for power in range(-1, 8)),
+    return (
+        Setup("1 laptop", "opt-125m", laptop, 1, laptops, True, laptop_speeds),
+        Setup("1 phone", "opt-125m", phone, 1, phones, False, phone_speeds),
+        Setup("4 laptops", "opt-1.3b", laptop, 4, laptops, True, laptop_speeds),
+        Setup("15 phones", "opt-1.3b", phone, 15, phones, False, phone_speeds),
     )
-
-
-def quick() -> SetupScope:
-    """Return a scope for quick trials: two set-ups (1 laptop, 4 phones) with tiny models."""
-    laptop, _, _, phones = published().setups
-    setups = (
-        replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),
-        replace(phones, model="opt-tiny", title="4 phones", devices=4, batch=4, seq=64, steps=2),
-    )
-    return SetupScope(setups, (1.0, 64.0))

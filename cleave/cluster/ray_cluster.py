@@ -1,4 +1,4 @@
-"""Connections to Ray, for training on several servers and for simulations."""
+"""Connections to Ray, which starts several servers."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from benchmarks.published_claims.verdict import OURS, Claim, ClaimTrial, figure
 from simulator.method import Outcome
 from simulator.sweep import Row
-from simulator.verdict import OURS, Claim, ClaimTrial, figure
 
 DETECTION_S: Final = 5.0
 UNLIMITED: Final = "unlimited"

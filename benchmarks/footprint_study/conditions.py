@@ -1,4 +1,4 @@
-"""The conditions under which the paper's claims are tested, and the verdicts.
+"""The conditions under which the paper's claims are tested, and the results of the tests.
 
 Each condition is an axis with a few settings. The first settings of all axes form the central case.
 The central case counts the energy that the paper's formulae count and the energy of the GPU's host.
@@ -8,17 +8,16 @@ are tested under all combinations of five axes, and carbon claims under those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
+from benchmarks.footprint_study.setups import EQUAL_SHARE, OTHER_SHARES
 from cleave.energy.assumptions import load_assumptions
 from cleave.energy.grid import load_grids
 from cleave.energy.sensitivity import Case
 from cleave.energy.typical import Spread
-from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
-from simulator.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,7 @@ class ConditionState:
 
 
 Change = Callable[[ConditionState], ConditionState]
+Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +147,9 @@ def _assumed(**changes: object) -> Change:
     return applied
 
 
-LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"  # the speed setting that favours laptops
-# Ranges that the paper claims for the GPU's energy and carbon divided by the devices'.
-ENERGY_CLAIM: Final = (1.5, 4.0)
-CARBON_CLAIM: Final = (3.5, 8.0)
-
-
-Settings = Mapping[str, str]
+# Lower ends of the claimed ranges of the GPU's energy and carbon divided by the devices'.
+ENERGY_CLAIM: Final = 1.5
+CARBON_CLAIM: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +168,6 @@ class Found:
     held: int
     tried: int
     only_if: Settings
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return whether the claim holds in all, some or no combinations of conditions."""
-        if self.held == self.tried:
-            return Verdict.HOLDS
-        return Verdict.SOMETIMES if self.held else Verdict.FAILS
 
 
 def held_against(
@@ -206,9 +195,3 @@ def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
             few = len(left) <= len(gone)
             needed[axis.name] = " or ".join(left) if few else "not " + " nor ".join(gone)
     return needed
-
-
-def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the common verdict if all verdicts are equal, else `Verdict.SOMETIMES`."""
-    found = set(verdicts)
-    return found.pop() if len(found) == 1 else Verdict.SOMETIMES

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -35,9 +35,7 @@ def process_counts(cores: int) -> list[int]:
     return counts
 
 
-def measure_contention(
-    backend: str, seconds: float, progress: Callable[[int], None] | None = None
-) -> tuple[float, ...]:
+def measure_contention(backend: str, seconds: float) -> tuple[float, ...]:
     """Measure a tile's slowdown factors for 1, 2, ... concurrent processes, up to one per core.
 
     Each process count is measured for `seconds`. Slowdowns for counts that are not in
@@ -58,8 +56,6 @@ def measure_contention(
             for worker in workers[:count]:
                 worker.ask(at_s, seconds)
             measured[count] = statistics.median([worker.answer() for worker in workers[:count]])
-            if progress is not None:
-                progress(count)
     every = np.interp(range(1, len(cores) + 1), list(measured), list(measured.values()))
     return tuple(float(took_s) / measured[1] for took_s in every)
 
@@ -69,7 +65,7 @@ class _Worker:
 
     def __init__(self, backend: str, core: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "profiles.measuring.contention", backend, str(core)],
+            [sys.executable, "-m", "benchmarks.contention", backend, str(core)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,18 +1,13 @@
-"""The report of claims."""
+"""The published claims: verdicts by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cleave.planner.coding import CodingPolicy
-from cleave_cli.main import app
-from simulator.catalogue import methods
-from simulator.claims import (
+from benchmarks.published_claims.__main__ import QUICK, claims_on, evidence_of, paper_cells
+from benchmarks.published_claims.claims import (
     Evidence,
     bytes_fall,
     comparable_to_cloud,
@@ -20,10 +15,10 @@ from simulator.claims import (
     recovers_faster,
     uses_more_devices,
 )
+from benchmarks.published_claims.verdict import OURS, Verdict
+from cleave.planner.coding import CodingPolicy
 from simulator.method import Outcome, Part
-from simulator.paper import METHODS, QUICK, evidence_of, paper_cells, write
 from simulator.sweep import Row
-from simulator.verdict import Verdict
 
 
 def row(
@@ -95,9 +90,7 @@ def test_a_method_without_a_plan_reaches_nothing() -> None:
 
 
 def test_coding_is_for_ours_and_for_the_baselines() -> None:
-    plain, coded = (
-        paper_cells(QUICK, 0, coding=each) for each in (CodingPolicy.OFF, CodingPolicy.ON)
-    )
+    plain, coded = (paper_cells(QUICK, each) for each in (CodingPolicy.OFF, CodingPolicy.ON))
     for before, after in zip(plain.every, coded.every, strict=True):
         assert (before.name, before.devices) == (after.name, after.devices)
         for slow, fast in zip(before.conditions.devices, after.conditions.devices, strict=True):
@@ -135,11 +128,6 @@ def test_a_layer_again_is_a_baseline_of_recovery() -> None:
     assert layer[-2:] == ("1000x", "3x")
 
 
-def test_the_report_names_every_method() -> None:
-    text = " ".join([*METHODS, *METHODS.values()])
-    assert [name for name in methods() if name not in text] == []
-
-
 def test_slopes_by_hand() -> None:
     claim = bytes_fall(evidence(row(4, "cleave", 1.0, 8.0), row(16, "cleave", 1.0, 4.0)))
     assert claim.verdict("cleave") is Verdict.HOLDS
@@ -148,30 +136,10 @@ def test_slopes_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_report_by_two_processes_is_that_of_one(tmp_path: Path) -> None:
-    out = tmp_path / "report"
-    asked = ["simulate", "paper", "--quick", "--coding", "on", "--jobs", "2", "--out", str(out)]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
-    text = (out / "report.md").read_text()
-    assert text.splitlines()[0].endswith(": QUICK, toy models")
-    for heading in (
-        *("DT-FM", "more devices", "cloud GPU", "recovery", "Bytes", "512 MB", "32 GB"),
-        "with coded payloads",
-    ):
-        assert heading in text
-    for figure in ("sweep.png", "recovery.png"):
-        assert figure in text
-        assert (out / figure).read_bytes().startswith(b"\x89PNG")
-    again = tmp_path / "again"
-    again.mkdir()
-    plain, coded = (
-        evidence_of(QUICK, paper_cells(QUICK, 0, coding=each))
-        for each in (CodingPolicy.OFF, CodingPolicy.ON)
-    )
-    write(again, QUICK, plain, not_drawn, not_drawn, coded)
-    assert (again / "report.md").read_text() == text
-
-
-def not_drawn(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Figures are compared by nobody."""
+def test_every_claim_is_tested_by_every_method() -> None:
+    claims = claims_on(QUICK, evidence_of(QUICK, paper_cells(QUICK)))
+    assert len(claims) == 7
+    for claim in claims:
+        assert claim.rows
+        assert all(claim.verdict(name) is not Verdict.UNTRIED for name in OURS)
+        assert all(len(line) == len(claim.columns) for line in claim.rows)

@@ -7,23 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from cleave.energy.account import CloudUsage, DeviceUsage
-from cleave.workload.registry import find_model
-from profiles.device_profile import DeviceProfile
-from profiles.library import load_profile
-from profiles.performance import Layout
-from simulator.catalogue import methods
-from simulator.cloud import Cloud, Gpu
-from simulator.method import Conditions, Outcome
-from simulator.study.setups import (
+from benchmarks.footprint_study.setups import (
     DTYPE,
     EQUAL_SHARE,
     GPU,
     LINK_BYTES_PER_S,
     OTHER_SHARES,
-    Offer,
     Setup,
 )
+from cleave.energy.account import CloudUsage, DeviceUsage
+from cleave.workload.registry import find_model
+from profiles.library import load_profile
+from profiles.performance import Layout
+from simulator.catalogue import methods
+from simulator.cloud import Cloud, Gpu
+from simulator.method import Conditions, Outcome
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 # A tile is a matrix multiplication, so these methods train at the full multiplication speed.
@@ -38,7 +36,7 @@ class StudyRow:
 
     Attributes:
         method: display name of the method.
-        memory: memory offers that all lead to this result.
+        memory: offers (bytes per device) that all lead to this result.
         needed_bytes: largest amount of memory that a device needs.
         misfit: why the memory is not enough; empty if the method fits.
         step_s: time of one step in seconds, assuming enough memory.
@@ -49,7 +47,7 @@ class StudyRow:
 
     setup: Setup
     method: str
-    memory: tuple[Offer, ...]
+    memory: tuple[int, ...]
     needed_bytes: float
     misfit: str
     step_s: float
@@ -57,7 +55,7 @@ class StudyRow:
     usage: DeviceUsage
     other_usages: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
-    def spell_at(self, share: float) -> DeviceUsage:
+    def usage_at(self, share: float) -> DeviceUsage:
         """Return the devices' usage if training reaches `share` of the multiplication speed."""
         return self.usage if share == EQUAL_SHARE else self.other_usages[share]
 
@@ -71,14 +69,9 @@ class StudyRow:
         return self.step_s * self.setup.steps
 
     @property
-    def name(self) -> str:
-        """Return a name for the report, such as "cleave, 3 GB or 12 GB"."""
-        return f"{self.method}, {' or '.join(self.offered)}"
-
-    @property
-    def offered(self) -> list[str]:
-        """Return the memory per device of each offer as text, such as "3 GB"."""
-        return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
+    def offered(self) -> str:
+        """Return the memory per device of all offers as text, such as "12 or 3 GB"."""
+        return " or ".join(f"{offer / 1e9:g}" for offer in self.memory) + " GB"
 
 
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
@@ -115,7 +108,7 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
 
 def simulated(
     setup: Setup,
-    offer: Offer,
+    offer: int,
     seed: int,
     speed: float = 1.0,
     names: Sequence[str] = METHODS,
@@ -140,7 +133,7 @@ def simulated(
     whole = speed * share if setup.trains_slower else speed
     of_tiles, of_layers = at(speed), at(whole)
     if setup.devices == 1:
-        machine = Gpu(setup.title, setup.flops_per_s * whole, offer.memory_bytes, 1.0, 1.0)
+        machine = Gpu(setup.title, setup.flops_per_s * whole, offer, 1.0, 1.0)
         alone = Cloud(machine, 1, 1.0).outcomes(of_layers)[0]
         yield _row(setup, offer, replace(alone, method="alone"), whole)
         return
@@ -152,7 +145,7 @@ def simulated(
                 yield _row(setup, offer, outcome, reached)
 
 
-def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow:
+def _row(setup: Setup, offer: int, outcome: Outcome, speed: float) -> StudyRow:
     used, steps = outcome.devices_used, setup.steps
     down, up = (each * used * steps for each in (outcome.download_bytes, outcome.upload_bytes))
     flops = outcome.flops * steps
@@ -178,40 +171,17 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRun:
-    """The training of a set-up's model on the GPU, with the same batch and number of steps.
-
-    Attributes:
-        misfit: why the GPU's memory is not enough; empty if the training fits.
-        cloud: usage of the GPU, if it reaches `EQUAL_SHARE` of its multiplication speed.
-    """
-
-    needed_bytes: float
-    misfit: str
-    cloud: CloudUsage
-
-    @property
-    def installed_bytes(self) -> int:
-        memory = self.profile.memory
-        return memory.installed_bytes or memory.bytes
-
-    @property
-    def profile(self) -> DeviceProfile:
-        return self.cloud.profile
-
-    def at(self, share: float) -> CloudUsage:
-        """Return the usage of the GPU if training reaches `share` of its multiplication speed."""
-        return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
-
-
-def gpu_run(setup: Setup) -> GpuRun:
-    """Simulate the training of a set-up's model on one A5000 GPU, as `Cloud` models it."""
+def gpu_usage(setup: Setup) -> CloudUsage:
+    """Simulate a set-up's training on one A5000 that reaches `EQUAL_SHARE` of its speed."""
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes
     conditions = Conditions(find_model(setup.model), setup.batch, setup.seq, ())
     card = Gpu(GPU, model.flops_per_s, memory, 1.0, 1.0)
     outcome = Cloud(card, 1, EQUAL_SHARE).outcomes(conditions)[0]
-    cloud = CloudUsage(profile, outcome.step_s * setup.steps)
-    return GpuRun(outcome.memory_needed_bytes, outcome.misfit, cloud)
+    return CloudUsage(profile, outcome.step_s * setup.steps)
+
+
+def gpu_at(gpu: CloudUsage, share: float) -> CloudUsage:
+    """Return the usage of the GPU if training reaches `share` of its multiplication speed."""
+    return replace(gpu, time_s=gpu.time_s * EQUAL_SHARE / share)

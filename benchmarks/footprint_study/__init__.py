@@ -1,0 +1,1 @@
+"""The edge-sustainability paper (arXiv 2507.01803): its set-up simulated, its claims tested."""
