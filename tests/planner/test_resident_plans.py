@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import PsCompute, StageModel
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel
+from cleave.planner.stages.prediction import predict
 from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
 from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
@@ -81,3 +82,27 @@ def test_snapshots_are_rarer_where_they_are_dear_and_devices_stay() -> None:
     assert often <= snapshot_interval(model, plan, rates, 6e5)
     slow = {d: replace(one, uplink_bytes_per_s=1e6) for d, one in rates.items()}
     assert often <= snapshot_interval(model, plan, slow, 600.0)
+
+
+def test_a_step_ends_with_the_updates_of_the_devices() -> None:
+    (device,) = home(1)
+    device = replace(device, latency_s=0.5)
+    model = kept_on_devices(cut(1024, 2))
+    stages = [PlannedStage(0, len(model.layers), (0,))]
+    without = replace(model, layers=[replace(each, update_flops=0.0) for each in model.layers])
+    updates_s = sum(each.update_flops for each in model.layers) / device.flops_per_s
+    assert updates_s > 0.1
+    found, before = (predict(each, stages, {0: device}, PS).step_s for each in (model, without))
+    assert found == pytest.approx(before + updates_s + 4 * 0.5)  # two requests
+
+
+def test_what_devices_update_is_no_work_of_the_server() -> None:
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    forecaster = sizes.forecaster(2, sizes.server(3e11))
+    (layer, *_), parameters = cut(1024, 2).layers, sizes.trained_parameters
+    inside = 12 * layer.sum_bytes / 4
+    slow = replace(forecaster.ps, optimizer_s=50.0, parameter_s=50.0 / parameters)
+    fast_s = forecaster.with_state_on_devices(home(4)).step_s
+    slow_s = replace(forecaster, ps=slow).with_state_on_devices(home(4)).step_s
+    outside_s = 50.0 * (parameters - inside) / parameters
+    assert slow_s - fast_s == pytest.approx(outside_s, abs=0.1)

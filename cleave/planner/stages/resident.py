@@ -13,13 +13,20 @@ from typing import Final
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import (
+    UPDATE_FLOPS,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.snapshots import SnapshotCosts, least_interval
 
 # A weight and two moments, and those of a snapshot that the device is returning.
 _ARRAYS: Final = 6
 _STATE_ARRAYS: Final = 3
+_FP32_BYTES: Final = 4
 
 
 def kept_on_devices(model: StageModel) -> StageModel:
@@ -30,6 +37,7 @@ def kept_on_devices(model: StageModel) -> StageModel:
             frozen_bytes=layer.frozen_bytes + _ARRAYS * layer.sum_bytes,
             weight_bytes=0,
             gradient_bytes=0,
+            update_flops=UPDATE_FLOPS * layer.sum_bytes / _FP32_BYTES,
         )
         for layer in model.layers
     ]

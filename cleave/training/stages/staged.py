@@ -339,6 +339,7 @@ class StagedModel:
             self.work, optimizer, storage, self.runtime.now(), self._say
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
+        self.plans.leave_updates(sum(optimizer.parameters[n].numel() for n in state.names))
         if rate := self._auditor.rate:
             waits = self.runtime.clock == "virtual"
             self.replays = ReplayAudits(
