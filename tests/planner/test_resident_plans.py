@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel
 from cleave.planner.stages.prediction import predict
-from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
+from cleave.planner.stages.resident import kept_on_devices, plan_resident, protection
 from cleave.planner.stages.search import plan_stages
+from cleave.planner.stages.snapshots import most_copies
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 from tests.examples import examples
@@ -78,10 +81,30 @@ def test_snapshots_are_rarer_where_they_are_dear_and_devices_stay() -> None:
     model, devices = kept_on_devices(cut(8192)), home(4)
     plan = plan_resident(model, devices, PS)
     rates = {device.device: device for device in devices}
-    often = snapshot_interval(model, plan, rates, 600.0)
-    assert often <= snapshot_interval(model, plan, rates, 6e5)
+    often = protection(model, plan, rates, 600.0, 600.0).interval
+    assert often <= protection(model, plan, rates, 6e5, 6e5).interval
     slow = {d: replace(one, uplink_bytes_per_s=1e6) for d, one in rates.items()}
-    assert often <= snapshot_interval(model, plan, slow, 600.0)
+    assert often <= protection(model, plan, slow, 600.0, 600.0).interval
+
+
+def test_hot_spares_add_more_than_a_tenth_to_the_traffic_only_where_devices_leave_often() -> None:
+    model, devices = kept_on_devices(cut(8192)), home(4)
+    plan = plan_resident(model, devices, PS)
+    rates = {device.device: device for device in devices}
+    stages = len(plan.stages)
+    copies = [protection(model, plan, rates, 600.0, s).copies for s in (60.0, 600.0, 1e6, math.inf)]
+    assert (copies[0], copies[-1]) == (stages, 0)
+    assert copies == sorted(copies, reverse=True)
+
+
+@given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 10))
+def test_snapshots_and_hot_spares_share_a_tenth(
+    stages: int, snapshots: float, saved: float
+) -> None:
+    copies = most_copies(stages, snapshots, saved)
+    assert 0 <= copies <= stages
+    if saved <= 0.5 and copies:  # a stage has four activations per step, and its hot spare two
+        assert snapshots + 2 * copies / (4 * stages) <= 0.1 + 1e-9
 
 
 def test_a_step_ends_with_the_updates_of_the_devices() -> None:

@@ -547,6 +547,7 @@ def test_audits_of_snapshots_blame_no_honest_device(rate: float, data: st.DataOb
         if rng.random() < 0.5:  # a device that has followed a stage may take over
             training.away = {rng.choice(list(training.fleet.devices))}
             training.runs.changed()
+        training.resident = replace(training.resident, copies=rng.choice((None, 0, 1)))
     lied = any(device.lied for device in training.everyone.values())
     assert lied or not training.found
 
@@ -875,6 +876,18 @@ def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
         assert isinstance(training.finish(), StepResult)
         assert not [v for v in spare.sent[received:] if str(v).startswith(("w", "m"))]
         fetched(training)
+
+
+def test_hot_spares_follow_no_more_stages_than_they_may() -> None:
+    training = Training(5)
+    for most in (0, 1, 2, 1, 0, None):
+        training.resident = replace(training.resident, copies=most)
+        completed(training)
+        followed = {number for _, number in training.runs._spares._copies}
+        assert len(followed) == (2 if most is None else most)
+        for device in training.runs._spares.devices:
+            spare_ready(training, device)
+    fetched(training)
 
 
 def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:

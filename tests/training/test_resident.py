@@ -18,6 +18,7 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.stages.resident import Protection
 from cleave.planner.stages.search import plan_stages
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop import state_files
@@ -160,7 +161,7 @@ def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> 
                 runtime.join(paper_fleet(1)[0])
             runtime.lose(session, away_s=away_s)
 
-    runtime.send = sending  # type: ignore[assignment, method-assign]
+    runtime.send = sending  # type: ignore[method-assign]
     return lambda: lost
 
 
@@ -174,7 +175,7 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
         run = Run(model, fleet)
         state = run.staged.resident
         assert state is not None
-        run.staged.plans.snapshot_interval = lambda _: 2  # type: ignore[assignment, method-assign]
+        run.staged.plans.protection = lambda *_: Protection(2, 9)  # type: ignore[method-assign]
         if after:
             losing(fleet.runtime, after)
         mine, logged = [], []
@@ -338,7 +339,7 @@ def test_all_steps_in_the_log_have_the_same_plan() -> None:
             asked += 1
             return plan_for(*given)
 
-        run.staged.plans.plan_for = counted  # type: ignore[assignment, method-assign]
+        run.staged.plans.plan_for = counted  # type: ignore[method-assign]
         first, second, third = batches(3)
         run.step(first)
         run.step(second)

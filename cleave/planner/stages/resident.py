@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.errors import DeviceMemoryError
@@ -21,7 +21,7 @@ from cleave.planner.stages.model import (
     StagePlan,
 )
 from cleave.planner.stages.prediction import held_bytes, predict
-from cleave.planner.stages.snapshots import SnapshotCosts, least_interval
+from cleave.planner.stages.snapshots import SnapshotCosts, least_interval, most_copies
 
 # A weight and two moments, and those of a snapshot that the device is returning.
 _ARRAYS: Final = 6
@@ -134,24 +134,40 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
     return found
 
 
-def snapshot_interval(
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How state on devices is protected against losses.
+
+    Attributes:
+        interval: number of steps after which devices begin to return a new snapshot.
+        copies: maximum number of stages that hot spares follow.
+    """
+
+    interval: int
+    copies: int
+
+
+def protection(
     model: StageModel,
     plan: StagePlan,
     devices: Mapping[int, DeviceRates],
     between_losses_s: float,
-) -> int:
-    """Return after how many steps devices should return a new snapshot of their state.
+    between_departures_s: float,
+) -> Protection:
+    """Return how often devices return a snapshot, and how many stages hot spares may follow.
 
     The stage whose snapshot takes longest decides, because a snapshot is of all stages.
 
     Args:
         model: the costs of layers from `kept_on_devices`.
         devices: the devices of the plan, and possibly others, by ID.
-        between_losses_s: mean time in seconds between losses of devices that hold a stage.
+        between_losses_s: mean time in seconds between losses that need a snapshot.
+        between_departures_s: the same between all losses of devices that hold a stage.
     """
     tokens = sum(model.tokens)
     way = tokens * model.width * model.element_bytes  # bytes of a stage's inputs in one step
-    found, snapshot_bytes = 1, 0
+    found: list[SnapshotCosts] = []
+    snapshot_bytes = 0
     for stage in plan.stages:
         device = devices[stage.devices[0]]
         layers = model.layers[stage.first : stage.stop]
@@ -166,6 +182,13 @@ def snapshot_interval(
             restart_s=state / device.downlink_bytes_per_s,
             between_losses_s=between_losses_s,
         )
-        found = max(found, costs.best_interval())
+        found.append(costs)
     crossing = 4 * len(plan.stages) * way
-    return max(found, math.ceil(least_interval(snapshot_bytes, crossing)))
+    interval = max(
+        math.ceil(least_interval(snapshot_bytes, crossing)),
+        *(costs.best_interval() for costs in found),
+    )
+    churn = [replace(costs, between_losses_s=between_departures_s) for costs in found]
+    saved = max(costs.lost_share(interval) for costs in churn)
+    copies = most_copies(len(found), snapshot_bytes / (interval * crossing), saved)
+    return Protection(interval, copies)

@@ -110,6 +110,9 @@ class HotSpares:
                 self._leave(device, number)
             elif copy.is_busy:
                 self._stores[device].forget_step(self._work or work, work, copy.stage)
+        if (most := work.resident.copies) is not None:
+            for key in list(self._copies)[most:]:
+                self._leave(*key)
         self._work = work
         spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
         for device, number in self._chosen(work, spares, rates):
@@ -168,8 +171,10 @@ class HotSpares:
         chosen: list[tuple[int, int]] = []
         # for each stage with a hot spare, the number of steps that the device must repeat
         behind = {n: c.steps_left + now - c.updates for (_, n), c in self._copies.items()}
+        copies, most = {number for _, number in self._copies}, work.resident.copies
         for number, stage in enumerate(work.stages):
-            if not any(work.resident.of_stage(stage)):
+            too_many = most is not None and len(copies | {number}) > most
+            if too_many or not any(work.resident.of_stage(stage)):
                 continue
             fit: list[tuple[float, float, int]] = []
             for device, each in spares.items():
@@ -187,6 +192,7 @@ class HotSpares:
                 _, total_s, device = min(fit)
                 busy_s[device] = total_s
                 chosen.append((device, number))
+                copies.add(number)
         return chosen
 
     def owns(self, order: StageOrder) -> bool:

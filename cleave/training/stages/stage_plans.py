@@ -18,7 +18,7 @@ from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
-from cleave.planner.stages.resident import snapshot_interval
+from cleave.planner.stages.resident import Protection, protection
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -115,14 +115,16 @@ class StagePlans:
         """Plan for devices that update so many of the trained parameters themselves."""
         self._ps = self._ps.without_updates_of(parameters)
 
-    def snapshot_interval(self, between_losses_s: float) -> int | None:
-        """Return the interval between snapshots in steps; see `snapshot_interval`.
+    def protection(self, between_losses_s: float, between_departures_s: float) -> Protection | None:
+        """Return how state on devices is protected; see `protection`.
 
         Return None if the plan's devices have left, so that another plan will follow.
         """
         if self.plan is None or self._costs is None or not self.plan.devices <= self._rates.keys():
             return None
-        return snapshot_interval(self._costs, self.plan, self._rates, between_losses_s)
+        return protection(
+            self._costs, self.plan, self._rates, between_losses_s, between_departures_s
+        )
 
     def plan_for(self, ids: Tensor, work: ModelWork) -> StagePlan | None:
         """Return the plan, renewed if devices or the batch shape changed; None if no plan fits.

@@ -465,8 +465,8 @@ class StagedModel:
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self._use_snapshot(result.snapshot)
-        between_s = self.resident.between_losses_s(self.runtime.now())
-        self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
+        times = self.resident.between_losses_s(self.runtime.now())
+        self.resident.protection = self.plans.protection(*times) or self.resident.protection
         if self.resident.snapshot_is_due:
             self.resident.under_way = self.resident.updates
             self.runtime.begin_snapshot(self._step_work, self.resident.updates)
