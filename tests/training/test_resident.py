@@ -161,7 +161,7 @@ def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> 
                 runtime.join(paper_fleet(1)[0])
             runtime.lose(session, away_s=away_s)
 
-    runtime.send = sending  # type: ignore[method-assign]
+    runtime.send = sending  # type: ignore[assignment, method-assign]
     return lambda: lost
 
 
@@ -339,7 +339,7 @@ def test_all_steps_in_the_log_have_the_same_plan() -> None:
             asked += 1
             return plan_for(*given)
 
-        run.staged.plans.plan_for = counted  # type: ignore[method-assign]
+        run.staged.plans.plan_for = counted  # type: ignore[assignment, method-assign]
         first, second, third = batches(3)
         run.step(first)
         run.step(second)
