@@ -15,7 +15,7 @@ from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
-from cleave.planner.stages.resident import kept_on_devices, plan_resident
+from cleave.planner.stages.resident import kept_on_devices, least_bytes, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
@@ -252,9 +252,16 @@ class StepForecaster:
         )
         ps = (ps or self.ps).without_updates_of(trained / _FP32_BYTES)
         try:
-            return resident.by_stages(devices, plan_resident, ps)
+            found = resident.by_stages(devices, plan_resident, ps)
         except PlanError as error:
             return refused(Method.STAGES, str(error))
+        assert found.stages is not None
+        least = least_bytes(found.stages[0])
+        if not (small := sum(device.memory_bytes < least for device in devices)):
+            return found
+        who = "1 device has" if small == 1 else f"{small} devices have"
+        left = f"{who} too little memory for a layer ({least / 1e6:.0f} MB) and get none"
+        return replace(found, bottleneck=f"{found.bottleneck}; {left}")
 
     def by_local_updates(
         self, devices: Sequence[DeviceRates], elements: int, rounds: Rounds

@@ -56,22 +56,27 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     Raises:
         DeviceMemoryError: if the devices have too little memory.
     """
+    least = least_bytes(model)
     able = sorted(
-        (device.for_graphs() for device in devices),
+        (device.for_graphs() for device in devices if device.memory_bytes >= least),
         key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
     )[: len(model.layers)]
     by_id = {device.device: device for device in able}
     plans = [predict(model, stages, by_id, ps) for stages in _divisions(model, able)]
     if not plans:
-        needed = held_bytes(model, PlannedStage(0, len(model.layers), (0,)))
-        one = held_bytes(model, PlannedStage(0, 1, (0,)))
-        offered = sum(d.memory_bytes for d in able if d.memory_bytes >= one)
+        one = least_bytes(model)
+        large = sum(d.memory_bytes >= one for d in devices)
         raise DeviceMemoryError(
-            f"{len(model.layers)} layers with optimizer state need about {needed / 1e6:.0f} MB, "
-            f"but the devices with memory for a layer ({one / 1e6:.0f} MB) offer "
-            f"{offered / 1e6:.0f} MB: connect more devices, or give --state server"
+            f"{len(model.layers)} layers with optimizer state do not fit on {len(devices)} "
+            f"devices, of which {large} have memory for a layer ({one / 1e6:.0f} MB): connect "
+            f"devices with more memory, or give --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
+
+
+def least_bytes(model: StageModel) -> int:
+    """Return the memory in bytes that a device needs for one layer."""
+    return min(held_bytes(model, PlannedStage(n, n + 1, (0,))) for n in range(len(model.layers)))
 
 
 def plan_again(
