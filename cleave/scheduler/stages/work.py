@@ -375,6 +375,11 @@ class StageRequest:
     flops: int = 0  # FLOPs of all orders together
 
     @property
+    def steps_left(self) -> int:
+        """Return the number of logged steps whose updates must still be requested."""
+        return sum(batch is None for _, batch in self.replay)
+
+    @property
     def layers(self) -> range:
         """Return the numbers of the stage's layers."""
         return range(self.plan.first, self.plan.stop)
