@@ -22,7 +22,8 @@ from benchmarks.stage_exact import rows_of
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
-from cleave.planner.stages.model import PsCompute
+from cleave.planner.stages import resident
+from cleave.planner.stages.model import UPDATE_FLOPS, PsCompute
 from cleave.planner.stages.resident import plan_resident
 from cleave.scheduler.stages import device, hot_spares
 from cleave.scheduler.stages.holders import RETURN_S
@@ -52,6 +53,8 @@ _FIRST: Final = 2  # steps that do not count
 # A piece of a snapshot, which must not delay activations: 0.1 s of a link.
 _PIECE_BYTES: Final = 500
 _MOST_OFF: Final = 1e-4
+# FLOPs that an update takes per parameter, in proportion to the tokens of a step.
+_UPDATE_FLOPS: Final = UPDATE_FLOPS * _ROWS * _TOKENS // (64 * 512)
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ def served_run(
     losses: list[float] = []
     with (
         mock.patch.object(device, "_SNAPSHOT_BYTES", _PIECE_BYTES),
+        mock.patch.object(device, "UPDATE_FLOPS", _UPDATE_FLOPS),
+        mock.patch.object(resident, "UPDATE_FLOPS", _UPDATE_FLOPS),
         mock.patch.object(hot_spares, "_MOST_BUSY", hot_spares._MOST_BUSY if hot else 0.0),
         emulated(profiles, seed=seed, verify=False, coding="off") as fleet,
     ):

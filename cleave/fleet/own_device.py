@@ -41,6 +41,17 @@ def end_process(process: subprocess.Popen[Any], patience_s: float) -> None:
         process.wait()
 
 
+def _give_way(pid: int) -> None:
+    """Let other processes have the processor first.
+
+    Linux may divide it among sessions, and weigh each session's processes only with one another. So
+    the session's weight is set, too.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
+    with suppress(FileNotFoundError, PermissionError), open(f"/proc/{pid}/autogroup", "r+") as file:
+        file.write(str(_NICENESS))
+
+
 class OwnDevice:
     """A device process on the PS's computer. It connects to the PS like any other device.
 
@@ -73,7 +84,7 @@ class OwnDevice:
         )
         if sys.platform != "win32":
             with suppress(ProcessLookupError):  # the process has already exited
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
+                _give_way(self._process.pid)
 
     def stop(self) -> None:
         """Stop the process if it is running."""

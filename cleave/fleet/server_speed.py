@@ -59,6 +59,7 @@ def measured_server(
         trained * update_s / _PARAMETERS,
         loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
         graph_flops_per_s=graphs_here().flops_per_s(dtype if dtype is DType.BF16 else None),
+        parameter_s=update_s / _PARAMETERS,
     )
 
 

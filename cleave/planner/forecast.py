@@ -15,12 +15,13 @@ from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, local_step_s
-from cleave.planner.stages.resident import kept_on_devices, plan_resident
+from cleave.planner.stages.resident import kept_on_devices, least_bytes, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
 
 _MOST: Final = 64
+_FP32_BYTES: Final = 4
 _STATE_ARRAYS: Final = 4  # a weight, a gradient and two moments
 
 
@@ -249,10 +250,18 @@ class StepForecaster:
             state_bytes=max(0, self.state_bytes - _STATE_ARRAYS * trained),
             in_parts=None,
         )
+        ps = (ps or self.ps).without_updates_of(trained / _FP32_BYTES)
         try:
-            return resident.by_stages(devices, plan_resident, ps)
+            found = resident.by_stages(devices, plan_resident, ps)
         except PlanError as error:
             return refused(Method.STAGES, str(error))
+        assert found.stages is not None
+        least = least_bytes(found.stages[0])
+        if not (small := sum(device.memory_bytes < least for device in devices)):
+            return found
+        who = "1 device has" if small == 1 else f"{small} devices have"
+        left = f"{who} too little memory for a layer ({least / 1e6:.0f} MB) and get none"
+        return replace(found, bottleneck=f"{found.bottleneck}; {left}")
 
     def by_local_updates(
         self, devices: Sequence[DeviceRates], elements: int, rounds: Rounds
@@ -314,10 +323,10 @@ class StepForecaster:
         if len(devices) > _FEW_DEVICES:
             return None
         number = 1 + max(device.device for device in devices)
-        speed, link = self.ps.own_device_flops_per_s, _LOOPBACK_BYTES_PER_S
+        speed, link = self.ps.graph_flops_per_s or self.ps.flops_per_s, _LOOPBACK_BYTES_PER_S
         own = DeviceRates(number, link, link, speed, memory_bytes=memory_bytes)
         model, plan = found
-        step_s, beside = plan.step_s, (ps or self.ps).beside_own_device
+        step_s, beside = plan.step_s, replace(ps or self.ps, own_device=number)
         with_s = planner(model, [*devices, own], beside).step_s
         least_s = max(_OWN_DEVICE_SAVES_S, _OWN_DEVICE_SAVES * step_s)
         return with_s if step_s - with_s >= least_s else None

@@ -271,7 +271,8 @@ class StageSizes:
 
     def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:
         """Return the speed of a PS with the given throughput and a typical optimizer speed."""
-        return PsCompute(flops_per_s, self.trained_parameters / _OPTIMIZER_PER_S, card)
+        each_s = 1 / _OPTIMIZER_PER_S
+        return PsCompute(flops_per_s, self.trained_parameters * each_s, card, parameter_s=each_s)
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
         """Return a forecaster of training steps on a batch of `rows` sequences."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cleave.fleet import own_device
 from cleave.fleet.own_device import OwnDevice, offered_bytes
 
 GB = 10**9
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,14 @@ def test_the_process_is_told_its_memory_and_ends(tmp_path: Path) -> None:
     assert said.read_text() == "3000"
     device.stop()
     assert not device.runs
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this system weighs no sessions")
+def test_the_server_has_the_processor_first() -> None:
+    device = OwnDevice([sys.executable, "-c", "import time; time.sleep(600)"])
+    device.start(GB)
+    assert device._process is not None
+    pid = device._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    assert Path(f"/proc/{pid}/autogroup").read_text().endswith("nice 10\n")
+    device.stop()

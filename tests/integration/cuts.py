@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from cleave.planner.stages.resident import Protection
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.fleet_server import Server
 from cleave.training.loop.context import TrainContext
@@ -84,7 +85,7 @@ def losses_with_cuts(
     served.fleet.wait_for(1, PATIENCE_S)
     job = replace(job, method="stages", state="devices")
     # A snapshot returns arrays at times that depend on the machine's speed.
-    with mock.patch.object(StagePlans, "snapshot_interval", return_value=STEPS):
+    with mock.patch.object(StagePlans, "protection", return_value=Protection(STEPS, 9)):
         train(job, RunFolder(folder), TrainContext(served.fleet, heard))
     assert weights_bytes == weights_bytes[:1] * STEPS
     assert max(served.live.manager.sessions) >= STEPS  # the number of the last session

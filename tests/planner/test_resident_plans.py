@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import PsCompute, StageModel
-from cleave.planner.stages.resident import kept_on_devices, plan_resident, snapshot_interval
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel
+from cleave.planner.stages.prediction import predict
+from cleave.planner.stages.resident import kept_on_devices, plan_resident, protection
 from cleave.planner.stages.search import plan_stages
+from cleave.planner.stages.snapshots import most_copies
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 from tests.examples import examples
@@ -61,7 +65,7 @@ def test_little_memory_needs_more_devices() -> None:
     model = kept_on_devices(cut(1024, 2))
     plan = plan_resident(model, home(6, 10**9), PS)
     assert len(plan.stages) > len(plan_resident(model, home(1), PS).stages) == 1
-    with pytest.raises(DeviceMemoryError, match="connect more devices"):
+    with pytest.raises(DeviceMemoryError, match="of which 2 have memory for a layer"):
         plan_resident(model, home(2, 10**9), PS)
 
 
@@ -71,13 +75,60 @@ def test_a_device_with_too_little_memory_for_a_layer_has_none() -> None:
     small = replace(fast, flops_per_s=10 * fast.flops_per_s, graph_flops_per_s=0, memory_bytes=1000)
     plan = plan_resident(model, [small, *others], PS)
     assert plan.devices <= {device.device for device in others}
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    found = sizes.forecaster(2, PS).with_state_on_devices([small, *others])
+    assert "1 device has too little memory for a layer" in found.bottleneck
 
 
 def test_snapshots_are_rarer_where_they_are_dear_and_devices_stay() -> None:
     model, devices = kept_on_devices(cut(8192)), home(4)
     plan = plan_resident(model, devices, PS)
     rates = {device.device: device for device in devices}
-    often = snapshot_interval(model, plan, rates, 600.0)
-    assert often <= snapshot_interval(model, plan, rates, 6e5)
+    often = protection(model, plan, rates, 600.0, 600.0).interval
+    assert often <= protection(model, plan, rates, 6e5, 6e5).interval
     slow = {d: replace(one, uplink_bytes_per_s=1e6) for d, one in rates.items()}
-    assert often <= snapshot_interval(model, plan, slow, 600.0)
+    assert often <= protection(model, plan, slow, 600.0, 600.0).interval
+
+
+def test_hot_spares_add_more_than_a_tenth_to_the_traffic_only_where_devices_leave_often() -> None:
+    model, devices = kept_on_devices(cut(8192)), home(4)
+    plan = plan_resident(model, devices, PS)
+    rates = {device.device: device for device in devices}
+    stages = len(plan.stages)
+    copies = [protection(model, plan, rates, 600.0, s).copies for s in (60.0, 600.0, 1e6, math.inf)]
+    assert (copies[0], copies[-1]) == (stages, 0)
+    assert copies == sorted(copies, reverse=True)
+
+
+@given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 10))
+def test_snapshots_and_hot_spares_share_a_tenth(
+    stages: int, snapshots: float, saved: float
+) -> None:
+    copies = most_copies(stages, snapshots, saved)
+    assert 0 <= copies <= stages
+    if saved <= 0.5 and copies:  # a stage has four activations per step, and its hot spare two
+        assert snapshots + 2 * copies / (4 * stages) <= 0.1 + 1e-9
+
+
+def test_a_step_ends_with_the_updates_of_the_devices() -> None:
+    (device,) = home(1)
+    device = replace(device, latency_s=0.5)
+    model = kept_on_devices(cut(1024, 2))
+    stages = [PlannedStage(0, len(model.layers), (0,))]
+    without = replace(model, layers=[replace(each, update_flops=0.0) for each in model.layers])
+    updates_s = sum(each.update_flops for each in model.layers) / device.flops_per_s
+    assert updates_s > 0.1
+    found, before = (predict(each, stages, {0: device}, PS).step_s for each in (model, without))
+    assert found == pytest.approx(before + updates_s + 4 * 0.5)  # two requests
+
+
+def test_what_devices_update_is_no_work_of_the_server() -> None:
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    forecaster = sizes.forecaster(2, sizes.server(3e11))
+    (layer, *_), parameters = cut(1024, 2).layers, sizes.trained_parameters
+    inside = 12 * layer.sum_bytes / 4
+    slow = replace(forecaster.ps, optimizer_s=50.0, parameter_s=50.0 / parameters)
+    fast_s = forecaster.with_state_on_devices(home(4)).step_s
+    slow_s = replace(forecaster, ps=slow).with_state_on_devices(home(4)).step_s
+    outside_s = 50.0 * (parameters - inside) / parameters
+    assert slow_s - fast_s == pytest.approx(outside_s, abs=0.1)

@@ -537,6 +537,26 @@ def large_head() -> tuple[StageModel, list[DeviceRates], PsCompute]:
     return model, fleet, PsCompute(1e11, 0.1)
 
 
+@few
+@given(models(), st.integers(1, 8), st.floats(0.1, 10.0))
+def test_a_device_on_the_servers_computer_only_has_what_the_server_leaves(
+    model: StageModel, batches: int, speed: float
+) -> None:
+    model = replace(model, tokens=[100] * batches, ps_layers=())
+    own = DeviceRates(0, 1e15, 1e15, speed * 1e9, 0.0, 10**15)
+    ps = PsCompute(1e9, 0.0, own_device=0)
+    stages = [PlannedStage(0, len(model.layers), (0,))]
+    plan = predict(model, stages, {0: own}, ps)
+    run = StageSimulation(model, stages, plan.kept_batches, {0: own}, ps)
+    ended_s, device = run.end_s(), run.devices[0]
+    loss_s = sum(model.tokens) * ps.loss_s(model.loss)
+    weights_s = sum(layer.weight_bytes + layer.gradient_bytes for layer in model.layers) / 1e15
+    # One of the two always computes, and never both.
+    assert ended_s == pytest.approx(device.computes_s + loss_s, rel=1e-3, abs=1e-3 + 2 * weights_s)
+    assert device.delayed_s <= loss_s + 1e-9
+    assert plan.own_delay == pytest.approx(1 + device.delayed_s / max(device.computes_s, 1e-9))
+
+
 def test_a_loss_that_no_device_holds_goes_to_several() -> None:
     model, fleet, ps = large_head()
     plan = plan_stages(model, fleet, ps)

@@ -547,6 +547,7 @@ def test_audits_of_snapshots_blame_no_honest_device(rate: float, data: st.DataOb
         if rng.random() < 0.5:  # a device that has followed a stage may take over
             training.away = {rng.choice(list(training.fleet.devices))}
             training.runs.changed()
+        training.resident = replace(training.resident, copies=rng.choice((None, 0, 1)))
     lied = any(device.lied for device in training.everyone.values())
     assert lied or not training.found
 
@@ -885,6 +886,18 @@ def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
         fetched(training)
 
 
+def test_hot_spares_follow_no_more_stages_than_they_may() -> None:
+    training = Training(5)
+    for most in (0, 1, 2, 1, 0, None):
+        training.resident = replace(training.resident, copies=most)
+        completed(training)
+        followed = {number for _, number in training.runs._spares._copies}
+        assert len(followed) == (2 if most is None else most)
+        for device in training.runs._spares.devices:
+            spare_ready(training, device)
+    fetched(training)
+
+
 def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:
     """Else it would receive one snapshot after another, and never catch up."""
     training = Training(3)
@@ -970,6 +983,7 @@ def test_a_device_that_returns_in_time_continues_with_its_stage() -> None:
 
 def test_a_device_that_returns_late_takes_its_stage_back_from_one_that_restores_it() -> None:
     training = Training(2)
+    training.resident = replace(training.resident, copies=0)
     for _ in range(3):
         completed(training)
     training.begin(training.step_of(TWO_STAGES, 2))
@@ -1003,6 +1017,44 @@ def test_a_device_that_missed_steps_only_repeats_those() -> None:
     completed(training)
     later = training.fleet.devices[back].sent[received:]
     assert not [value for value in later if str(value).startswith(("w", "m"))]
+    fetched(training)
+
+
+def test_a_device_with_older_state_takes_a_stage_from_one_that_begins_with_the_snapshot() -> None:
+    training = Training(3)
+    training.resident = replace(training.resident, copies=0)
+    for _ in range(6):
+        completed(training)
+    training._draw = lambda: 0.0
+    arrays = training.cut(1)
+    training.give_up()
+    completed(training)  # on device 3
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.join(4)
+    training.lose(3)
+    assert training.step._stages[0].devices == [4]  # which must repeat seven steps
+    training.come_back(arrays)
+    back = max(training.fleet.devices)
+    assert training.step._stages[0].devices == [back]
+    received = len(training.fleet.devices[back].sent)
+    assert isinstance(training.finish(), StepResult)
+    later = training.fleet.devices[back].sent[received:]
+    assert not [value for value in later if str(value).startswith(("w", "m"))]
+    assert not states_on(training.fleet.devices[4])
+    fetched(training)
+
+
+def test_a_device_that_joins_while_a_stage_is_restored_follows_at_once() -> None:
+    training = Training(2)
+    for _ in range(3):
+        completed(training)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.join(3)
+    training.lose(1)
+    assert training.step._stages[0].devices == [3]
+    training.join(4)
+    assert training.runs._spares.devices == {4}
+    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 

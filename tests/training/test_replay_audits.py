@@ -19,6 +19,7 @@ from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_run import GraphRun, Kept
+from cleave.planner.stages.resident import Protection
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.training.loop import trainer
 from cleave.training.loop.checkpoint import load_latest
@@ -126,7 +127,7 @@ class Repeating(Run):
         self.undone: list[int] = []
         auditor = Auditor(rate, random.Random(seed))
         super().__init__(model, fleet, *args, auditor=auditor, note=self.notes.append, **settings)
-        self.staged.plans.snapshot_interval = lambda _: 3  # type: ignore[assignment, method-assign]
+        self.staged.plans.protection = lambda *_: Protection(3, 9)  # type: ignore[method-assign]
 
     @property
     def replays(self) -> ReplayAudits:
@@ -273,7 +274,7 @@ def test_a_server_killed_while_it_goes_back_does_not_resume_from_the_lie(
 
     job = job_of(corpus_file, audit=0.5, checkpoint_every=4, steps=12)
     folder = RunFolder(tmp_path)
-    snapshots = mock.patch.object(StagePlans, "snapshot_interval", return_value=2)
+    snapshots = mock.patch.object(StagePlans, "protection", return_value=Protection(2, 9))
     late = mock.patch.object(ReplayAudits, "_draws", lambda self, _: self._state.position >= 10)
     killing = mock.patch.object(trainer, "remove_checkpoints", killed)
     lie = Falsified(state, 1.01, after=20)
@@ -289,7 +290,7 @@ def test_a_run_folder_has_nothing_of_a_lie(tmp_path: Path, corpus_file: Path) ->
     """Its records are those of plain training, and the last checkpoint is complete."""
     job = job_of(corpus_file, audit=1.0, checkpoint_every=4)
     folder, seen = RunFolder(tmp_path), list[Record]()
-    snapshots = mock.patch.object(StagePlans, "snapshot_interval", return_value=2)
+    snapshots = mock.patch.object(StagePlans, "protection", return_value=Protection(2, 9))
     lie = Falsified(state, 1.01, after=10)
     lie.device = 3  # which has all layers
     with fleet_of(lie) as fleet, snapshots:

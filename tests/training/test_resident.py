@@ -18,6 +18,7 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.planner.stages.resident import Protection
 from cleave.planner.stages.search import plan_stages
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop import state_files
@@ -174,7 +175,7 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
         run = Run(model, fleet)
         state = run.staged.resident
         assert state is not None
-        run.staged.plans.snapshot_interval = lambda _: 2  # type: ignore[assignment, method-assign]
+        run.staged.plans.protection = lambda *_: Protection(2, 9)  # type: ignore[method-assign]
         if after:
             losing(fleet.runtime, after)
         mine, logged = [], []

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
+from cleave.planner.stages.resident import Protection
 from cleave.training.loop import resident_files, trainer
 from cleave.training.loop.checkpoint import DamagedCheckpointError, save_checkpoint, set_aside
 from cleave.training.loop.context import TrainContext
@@ -84,7 +85,7 @@ def run(job: JobSpec, folder: RunFolder, devices: int = 2, **how: Any) -> list[R
     resume = folder.config_path.exists()
     with (
         emulated(devices, seed=devices) as fleet,
-        mock.patch.object(StagePlans, "snapshot_interval", return_value=2),
+        mock.patch.object(StagePlans, "protection", return_value=Protection(2, 9)),
     ):
         train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True, **how)
     return seen

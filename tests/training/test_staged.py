@@ -397,10 +397,10 @@ def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
 def test_the_server_shares_its_processor_only_while_its_own_device_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    speeds: list[float] = []
+    shared: list[int | None] = []
 
     def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-        speeds.append(ps.flops_per_s)
+        shared.append(ps.own_device)
         return EvenStages(loss=False)(model, devices, ps)
 
     (ids,) = batches(1)
@@ -408,10 +408,10 @@ def test_the_server_shares_its_processor_only_while_its_own_device_is_there(
         found = staged(small_model("opt"), fleet, planner=planner)
         for count, own in enumerate(({min(fleet.runtime.stage_devices())}, set[int]()), 1):
             monkeypatch.setattr(fleet.runtime, "own_devices", lambda own=own: own)
-            speeds.clear()
+            shared.clear()
             found.forecast_s(rows(ids[:count]))
-            (speed,) = set(speeds)
-            assert speed == pytest.approx(PS.flops_per_s * (0.3 if own else 1))
+            assert all(device in own if own else device is None for device in shared)
+            assert shared
 
 
 def test_a_plan_for_other_speeds_is_made_again_and_the_forecast_corrects_itself(

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.planner.plan import DeviceRates, PsRates
 
-_OWN_SHARE: Final = 0.7  # share of the PS's processor that a device on its computer gets
 _NAMED: Final = 8  # maximum number of stages that a plan's description lists
 _PIECES: Final = 4  # maximum number of chunks into which a sequence is cut
 _LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
@@ -22,6 +21,11 @@ _LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
 # Largest factor by which sequence chunks slow down a micro-batch's computation. The run of each
 # chunk reads all weights and updates all accumulated gradients.
 PIECE_COST: Final = 1.6
+
+
+# A device updates a parameter by AdamW in the time that it needs for this many FLOPs of a layer:
+# ONNX Runtime on two x86 cores takes 2.2 ns, and has 215 GFLOP/s in layers.
+UPDATE_FLOPS: Final = 480
 
 
 def pieces_of_sequence(tokens: int) -> int:
@@ -47,6 +51,8 @@ class LayerCost:
         spared_flops: FLOPs that the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for one matrix's codes.
         pieces: number of chunks into which a sequence is cut; 1 if the layer has attention.
+        update_flops: FLOPs of passes that take as long as the device's update of the layer in each
+            step; 0 if the PS updates the layer.
     """
 
     frozen_bytes: int
@@ -61,6 +67,7 @@ class LayerCost:
     spared_flops: float = 0.0
     dequantized_bytes: int = 0
     pieces: int = 1
+    update_flops: float = 0.0
 
 
 NO_COST: Final = LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -204,6 +211,9 @@ class PsCompute:
         rates: rates of the network card; None if it is never the bottleneck.
         loss_flops_per_s: throughput in the LM head and the loss; 0 means `flops_per_s`.
         graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
+        parameter_s: part of `optimizer_s` for each trained parameter, in seconds.
+        own_device: ID of the device on the PS's computer; None without such a device. It computes
+            only while the PS computes nothing.
     """
 
     flops_per_s: float
@@ -211,25 +221,12 @@ class PsCompute:
     rates: PsRates | None = None
     loss_flops_per_s: float = 0.0
     graph_flops_per_s: float = 0.0
+    parameter_s: float = 0.0
+    own_device: int | None = None
 
-    @property
-    def own_device_flops_per_s(self) -> float:
-        """Return the throughput of a device on the PS's computer during a step, in FLOP/s.
-
-        The PS's other work takes part of the processor. Over gigabit links, the device's measured
-        throughput was 0.62 to 0.71 of the PS's.
-        """
-        return _OWN_SHARE * (self.graph_flops_per_s or self.flops_per_s)
-
-    @property
-    def beside_own_device(self) -> PsCompute:
-        """Return the PS's speeds while a device on its computer uses the rest of the processor."""
-        left = 1 - _OWN_SHARE
-        return replace(
-            self,
-            flops_per_s=left * self.flops_per_s,
-            loss_flops_per_s=left * self.loss_flops_per_s,
-        )
+    def without_updates_of(self, parameters: float) -> PsCompute:
+        """Return the PS's speeds if devices update so many of the trained parameters."""
+        return replace(self, optimizer_s=max(0.0, self.optimizer_s - parameters * self.parameter_s))
 
     def loss_s(self, loss: LayerCost) -> float:
         """Return the time in seconds for both passes of the loss, per token."""
@@ -311,6 +308,8 @@ class StagePlan:
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
         forward_first: whether a device that could run a pass in either direction always runs the
             forward pass. If false, the device alternates.
+        own_delay: factor by which the PS's work lengthens the graph runs of the device on the PS's
+            computer.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -322,6 +321,7 @@ class StagePlan:
     reason: str = ""
     slices: tuple[PlannedStage, ...] = ()
     forward_first: bool = False
+    own_delay: float = 1.0
 
     @property
     def planned(self) -> tuple[PlannedStage, ...]:

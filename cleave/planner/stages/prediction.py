@@ -268,9 +268,11 @@ def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute
     memory = held_by_device(model, (*stages, *slices), kept)
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
+    delay = max(1 + d.delayed_s / max(d.computes_s, 1e-9) for d in run.devices.values())
     return StagePlan(
-        tuple(stages), kept, step_s, memory, round(down), round(up), reason, tuple(slices)
-    )
+        tuple(stages), kept, step_s, memory, round(down), round(up), reason, tuple(slices),
+        own_delay=delay,
+    )  # fmt: skip
 
 
 def predict_again(

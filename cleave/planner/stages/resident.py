@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import (
+    UPDATE_FLOPS,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
 from cleave.planner.stages.prediction import held_bytes, predict
-from cleave.planner.stages.snapshots import SnapshotCosts, least_interval
+from cleave.planner.stages.snapshots import SnapshotCosts, least_interval, most_copies
 
 # A weight and two moments, and those of a snapshot that the device is returning.
 _ARRAYS: Final = 6
 _STATE_ARRAYS: Final = 3
+_FP32_BYTES: Final = 4
 
 
 def kept_on_devices(model: StageModel) -> StageModel:
@@ -30,6 +37,7 @@ def kept_on_devices(model: StageModel) -> StageModel:
             frozen_bytes=layer.frozen_bytes + _ARRAYS * layer.sum_bytes,
             weight_bytes=0,
             gradient_bytes=0,
+            update_flops=UPDATE_FLOPS * layer.sum_bytes / _FP32_BYTES,
         )
         for layer in model.layers
     ]
@@ -48,22 +56,27 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     Raises:
         DeviceMemoryError: if the devices have too little memory.
     """
+    least = least_bytes(model)
     able = sorted(
-        (device.for_graphs() for device in devices),
+        (device.for_graphs() for device in devices if device.memory_bytes >= least),
         key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
     )[: len(model.layers)]
     by_id = {device.device: device for device in able}
     plans = [predict(model, stages, by_id, ps) for stages in _divisions(model, able)]
     if not plans:
-        needed = held_bytes(model, PlannedStage(0, len(model.layers), (0,)))
-        one = held_bytes(model, PlannedStage(0, 1, (0,)))
-        offered = sum(d.memory_bytes for d in able if d.memory_bytes >= one)
+        one = least_bytes(model)
+        large = sum(d.memory_bytes >= one for d in devices)
         raise DeviceMemoryError(
-            f"{len(model.layers)} layers with optimizer state need about {needed / 1e6:.0f} MB, "
-            f"but the devices with memory for a layer ({one / 1e6:.0f} MB) offer "
-            f"{offered / 1e6:.0f} MB: connect more devices, or give --state server"
+            f"{len(model.layers)} layers with optimizer state do not fit on {len(devices)} "
+            f"devices, of which {large} have memory for a layer ({one / 1e6:.0f} MB): connect "
+            f"devices with more memory, or give --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
+
+
+def least_bytes(model: StageModel) -> int:
+    """Return the memory in bytes that a device needs for one layer."""
+    return min(held_bytes(model, PlannedStage(n, n + 1, (0,))) for n in range(len(model.layers)))
 
 
 def plan_again(
@@ -126,24 +139,40 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
     return found
 
 
-def snapshot_interval(
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """How state on devices is protected against losses.
+
+    Attributes:
+        interval: number of steps after which devices begin to return a new snapshot.
+        copies: maximum number of stages that hot spares follow.
+    """
+
+    interval: int
+    copies: int
+
+
+def protection(
     model: StageModel,
     plan: StagePlan,
     devices: Mapping[int, DeviceRates],
     between_losses_s: float,
-) -> int:
-    """Return after how many steps devices should return a new snapshot of their state.
+    between_departures_s: float,
+) -> Protection:
+    """Return how often devices return a snapshot, and how many stages hot spares may follow.
 
     The stage whose snapshot takes longest decides, because a snapshot is of all stages.
 
     Args:
         model: the costs of layers from `kept_on_devices`.
         devices: the devices of the plan, and possibly others, by ID.
-        between_losses_s: mean time in seconds between losses of devices that hold a stage.
+        between_losses_s: mean time in seconds between losses that need a snapshot.
+        between_departures_s: the same between all losses of devices that hold a stage.
     """
     tokens = sum(model.tokens)
     way = tokens * model.width * model.element_bytes  # bytes of a stage's inputs in one step
-    found, snapshot_bytes = 1, 0
+    found: list[SnapshotCosts] = []
+    snapshot_bytes = 0
     for stage in plan.stages:
         device = devices[stage.devices[0]]
         layers = model.layers[stage.first : stage.stop]
@@ -158,6 +187,13 @@ def snapshot_interval(
             restart_s=state / device.downlink_bytes_per_s,
             between_losses_s=between_losses_s,
         )
-        found = max(found, costs.best_interval())
+        found.append(costs)
     crossing = 4 * len(plan.stages) * way
-    return max(found, math.ceil(least_interval(snapshot_bytes, crossing)))
+    interval = max(
+        math.ceil(least_interval(snapshot_bytes, crossing)),
+        *(costs.best_interval() for costs in found),
+    )
+    churn = [replace(costs, between_losses_s=between_departures_s) for costs in found]
+    saved = max(costs.lost_share(interval) for costs in churn)
+    copies = most_copies(len(found), snapshot_bytes / (interval * crossing), saved)
+    return Protection(interval, copies)

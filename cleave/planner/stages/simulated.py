@@ -104,6 +104,7 @@ class SimulatedDevice:
             become free. `received_s` is used only if the PS's card limits no transfer.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
+        delayed_s: time in seconds for which the PS's work has interrupted the device's graph runs.
         weights_s, x_s: total transfer time of weights, and of activations, on the downlink.
         y_s, gradients_s: total transfer time of activations, and of gradients, on the uplink.
         pass_messages: cached messages of requests, by stage, tokens, forward and keep.
@@ -125,6 +126,7 @@ class SimulatedDevice:
     went_back: bool = False
     weights_s: float = 0.0
     computes_s: float = 0.0
+    delayed_s: float = 0.0
     x_s: float = 0.0
     y_s: float = 0.0
     gradients_s: float = 0.0

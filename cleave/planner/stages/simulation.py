@@ -6,13 +6,17 @@ The PS's network card transfers pieces of messages in order of arrival. The PS c
 and losses one at a time. Each slice of the loss receives the output of the last stage. A slice's
 backward pass starts after the forward passes of all slices. The last stage's backward pass starts
 after the backward passes of all slices.
+
+A device on the PS's computer shares its processor with the PS, whose work interrupts the device's
+graph runs. If devices keep the trained state, they return squared gradients after all passes, and
+then update their layers.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
@@ -110,7 +114,11 @@ class StageSimulation:
         }
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
-        self._ps_free_s = self._end_s = 0.0
+        self._ps_free_s = self._end_s = self._squares_s = 0.0
+        # The device on the PS's computer, and its graph runs that wait or are under way.
+        self._own = self.devices.get(-1 if ps.own_device is None else ps.own_device)
+        self._own_runs: deque[tuple[SimulatedMessage, SimulatedRequest | None]] = deque()
+        self._own_free_s = 0.0
         self._answers: Counter[tuple[int, bool]] = Counter()  # finished slices by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._numbers = count()  # simultaneous events happen in the order in which they were added
@@ -147,7 +155,15 @@ class StageSimulation:
                     continue
             heapq.heappop(events)
             happens(now_s, what)
-        return self._end_s
+        if not self._squares_s:
+            return self._end_s
+        return self._squares_s + max(self._update_s(device) for device in self.devices.values())
+
+    @staticmethod
+    def _update_s(device: SimulatedDevice) -> float:
+        """Return the time from the request for a device's updates until its answer, in seconds."""
+        flops = math.fsum(c.update_flops for stage, _ in device.stages for c in stage.costs)
+        return 2 * device.latency_s + flops / device.rates.flops_per_s
 
     def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
         heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
@@ -289,6 +305,8 @@ class StageSimulation:
                 others = self._passed_forward(now_s, stage, batch)
             else:
                 stage.passed += 1
+                if stage.passed == len(self.model.tokens) and stage.costs[0].update_flops:
+                    self._squares_s = now_s + 2 * device.latency_s
                 if stage.number > 0:
                     others = self._passed_backward(now_s, self.stages[stage.number - 1], batch)
         if others is self._of_slices:
@@ -332,7 +350,11 @@ class StageSimulation:
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
         """Queue a task of `token_s` seconds per token on the PS and return the task's end time."""
-        self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
+        took_s = token_s * self.model.tokens[batch]
+        self._ps_free_s = max(self._ps_free_s, now_s) + took_s
+        if self._own is not None and self._own_runs:
+            self._own_free_s += took_s
+            self._own.delayed_s += took_s
         return self._ps_free_s
 
     @staticmethod
@@ -458,6 +480,9 @@ class StageSimulation:
         request: SimulatedRequest | None,
     ) -> None:
         """Queue, on the device's simulated processor, the graph run that a message triggers."""
+        if device is self._own:
+            self._at(received_s + device.latency_s, self._own_received, (message, request))
+            return
         if message.flops or message.answered:
             begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:
@@ -466,6 +491,32 @@ class StageSimulation:
             device.computed_s = begin_s + message.computes_s
         if request is not None and message.answered:
             self._answer(device.computed_s, request)
+
+    def _own_received(
+        self, now_s: float, what: tuple[SimulatedMessage, SimulatedRequest | None]
+    ) -> None:
+        """Queue a graph run on the processor that a device shares with the PS."""
+        self._own_runs.append(what)
+        if len(self._own_runs) == 1:
+            self._begin_own_run(now_s)
+
+    def _begin_own_run(self, now_s: float) -> None:
+        message, _ = self._own_runs[0]
+        assert self._own is not None
+        self._own.computes_s += message.computes_s
+        self._own_free_s = max(now_s, self._ps_free_s) + message.computes_s
+        self._at(self._own_free_s, self._own_run_ended, None)
+
+    def _own_run_ended(self, now_s: float, _: None) -> None:
+        """End a graph run, unless the PS's work has interrupted it since it began."""
+        if now_s < self._own_free_s:
+            self._at(self._own_free_s, self._own_run_ended, None)
+            return
+        message, request = self._own_runs.popleft()
+        if request is not None and message.answered:
+            self._answer(now_s, request)
+        if self._own_runs:
+            self._begin_own_run(now_s)
 
     def _answer(self, made_s: float, request: SimulatedRequest) -> None:
         """Queue the results of a request or chunk, whose computation ends at `made_s`."""

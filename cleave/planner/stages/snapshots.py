@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class SnapshotCosts:
         """
         return max(1, math.ceil(max(least, self._upload_steps(0.0, 1.5))))
 
+    def lost_share(self, interval: float) -> float:
+        """Return the time of recoveries, divided by the other time, if no hot spare takes over."""
+        return (self.restart_s + 1.5 * interval * self.replay_s) / self.between_losses_s
+
     def step_with_losses_s(self, interval: float) -> float:
         """Return the average time of a step in seconds, including recovery from losses.
 
@@ -90,7 +95,35 @@ class SnapshotCosts:
         return 2 * self.upload_s / divisor if divisor > 0 else math.inf
 
 
-def least_interval(snapshot_bytes: float, boundary_bytes: float, share: float = 0.1) -> float:
+_HALF: Final = 0.5
+
+# Traffic of snapshots and hot spares, divided by the traffic without them, that needs no reason.
+USUAL_SHARE: Final = 0.1
+
+
+def most_copies(stages: int, snapshots: float, saved: float) -> int:
+    """Return how many stages hot spares may follow.
+
+    Each hot spare downloads a stage's inputs and output gradients, which are half of the stage's
+    traffic. Hot spares may use what snapshots leave of `USUAL_SHARE`. They may use more if they
+    save a larger share of training time than they add to the traffic.
+
+    Args:
+        snapshots: traffic of snapshots, divided by the traffic without them.
+        saved: share of training time that is lost without hot spares.
+
+    Example:
+        >>> most_copies(4, 0.1, 0.0), most_copies(6, 0.0, 0.0), most_copies(4, 0.1, 0.6)
+        (0, 1, 4)
+    """
+    if saved > _HALF:
+        return stages
+    return math.floor(max(0.0, USUAL_SHARE - snapshots) / _HALF * stages)
+
+
+def least_interval(
+    snapshot_bytes: float, boundary_bytes: float, share: float = USUAL_SHARE
+) -> float:
     """Return the interval, in steps, at which snapshots add `share` to a step's traffic.
 
     Args:

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Final
 
 from cleave import graph_names as names
-from cleave.planner.stages.model import PlannedStage
+from cleave.planner.stages.model import UPDATE_FLOPS, PlannedStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.passes import StagePasses, arrays_of
@@ -199,7 +199,7 @@ class StageDevice(StagePasses):
             old = {key: self._sent[array] for key, array in state.items()}
             feed = old | {names.GRADIENT: gradient, names.SCALARS: given[one.group]}
             made = dict.fromkeys(map(names.updated, state), one.weight.nbytes)
-            flops = 16 * one.weight.rows * one.weight.columns
+            flops = UPDATE_FLOPS * one.weight.rows * one.weight.columns
             found = self._run(request, resident.update, feed, made, flops)
             for key, array in state.items():
                 self._sent[array] = found[names.updated(key)]

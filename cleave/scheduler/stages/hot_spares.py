@@ -49,11 +49,6 @@ class _Copy:
     most: int
 
     @property
-    def steps_left(self) -> int:
-        """Return the number of steps that the device must still begin to repeat."""
-        return sum(batch is None for _, batch in self.request.replay)
-
-    @property
     def is_busy(self) -> bool:
         """Return whether the device is repeating steps."""
         return bool(self.request.answers or self.request.replay)
@@ -87,21 +82,21 @@ class HotSpares:
         stages = [copy.stage for (d, _), copy in self._copies.items() if d == device]
         return {array for stage in stages for array in arrays_of(work, stage)}
 
-    def revise(self, work: StepWork, rates: Mapping[int, DeviceRates]) -> None:
+    def revise(self, work: StepWork, rates: Mapping[int, DeviceRates], holders: Set[int]) -> None:
         """Choose which devices follow which stages from now on.
 
         A device no longer follows stages that have changed, or for which it is too slow.
 
         Args:
-            work: the step that begins.
+            work: the step that begins, or is under way.
             rates: the devices that may train layers.
+            holders: the devices that have a stage in this step.
         """
         assert work.resident is not None
-        holders = {device for stage in work.stages for device in stage.devices}
         for (device, number), copy in list(self._copies.items()):
             stage = work.stages[number] if number < len(work.stages) else None
             same = stage is not None and _layers(copy.stage) == _layers(stage)
-            late = copy.updates < work.resident.position or copy.steps_left > copy.most
+            late = copy.updates < work.resident.position or copy.request.steps_left > copy.most
             if late:
                 self._unfit.add(device)
             takes_over = stage is not None and device in stage.devices
@@ -110,6 +105,9 @@ class HotSpares:
                 self._leave(device, number)
             elif copy.is_busy:
                 self._stores[device].forget_step(self._work or work, work, copy.stage)
+        if (most := work.resident.copies) is not None:
+            for key in list(self._copies)[most:]:
+                self._leave(*key)
         self._work = work
         spares = {d: r for d, r in rates.items() if d not in holders and d not in self._unfit}
         for device, number in self._chosen(work, spares, rates):
@@ -167,9 +165,11 @@ class HotSpares:
             busy_s[device] += _repeat_s(work, work.stages[number], rates[device])
         chosen: list[tuple[int, int]] = []
         # for each stage with a hot spare, the number of steps that the device must repeat
-        behind = {n: c.steps_left + now - c.updates for (_, n), c in self._copies.items()}
+        behind = {n: c.request.steps_left + now - c.updates for (_, n), c in self._copies.items()}
+        copies, most = {number for _, number in self._copies}, work.resident.copies
         for number, stage in enumerate(work.stages):
-            if not any(work.resident.of_stage(stage)):
+            too_many = most is not None and len(copies | {number}) > most
+            if too_many or not any(work.resident.of_stage(stage)):
                 continue
             fit: list[tuple[float, float, int]] = []
             for device, each in spares.items():
@@ -187,6 +187,7 @@ class HotSpares:
                 _, total_s, device = min(fit)
                 busy_s[device] = total_s
                 chosen.append((device, number))
+                copies.add(number)
         return chosen
 
     def owns(self, order: StageOrder) -> bool:

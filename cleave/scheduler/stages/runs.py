@@ -210,7 +210,8 @@ class StageRuns:
             del self._usual[model]
         self._dtype = next((layer.forward.products for layer in work.layers), "") or "fp32"
         if work.resident is not None:
-            self._spares.revise(work, able)
+            planned = {device for stage in work.stages for device in stage.devices}
+            self._spares.revise(work, able, planned)
         self._step = StageStep(
             work,
             self._stores,
@@ -486,8 +487,14 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available."""
-        return self._step.changed() if self._step is not None else []
+        """Continue the step after a device became available. It may also follow a stage."""
+        if self._step is None:
+            return []
+        out, work = self._step.changed(), self._step.work
+        if work.resident is None or self._step.ended:
+            return out
+        self._spares.revise(work, self.able, self._step.devices)
+        return out + self._spares.begin(work, self._step.devices)
 
     def leftovers(self) -> list[str]:
         """Return descriptions of arrays that devices still store, for leak checks."""

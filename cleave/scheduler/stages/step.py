@@ -680,14 +680,19 @@ class StageStep:
             self._out += store.take()
 
     def _stop_restoring(self, trained: TrainedState) -> None:
-        """Let stages that are being restored continue on devices that still have their state."""
+        """Let stages that are being restored continue on devices with newer state."""
         for request in [r for r in self._requests if r.kind is RequestKind.RESTORE]:
+            stage = self._stages[request.stage]
             able = self._present().keys() - self._failed.keys() - {request.device}
             holder = next((d for d in able if trained.may_run(request.stage, d)), None)
             if holder is None:
-                continue
+                able -= self.devices
+                repeats = {d: self._steps_to_repeat(stage, d) for d in able}
+                holder = min(able, key=lambda d: (repeats[d], d), default=None)
+                if holder is None or repeats[holder] >= request.steps_left:
+                    continue
             self._requests.discard(request)
-            self._stages[request.stage].devices = [holder]
+            stage.devices = [holder]
             store = self._store(request.device)
             store.stop_restoring(request)
             self._out += store.take()

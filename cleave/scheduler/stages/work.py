@@ -191,6 +191,7 @@ class Resident:
         log: all steps since the snapshot, oldest first.
         position: number of all updates before the snapshot; see `Snapshot`.
         fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
+        copies: maximum number of stages that hot spares follow; None for no limit.
         keep: stores a payload of a new snapshot, and returns the payload for `Snapshot.state`.
         kept: the state that devices had when an earlier process of the PS ended.
         arrays: the weights and moments of all parameters.
@@ -202,6 +203,7 @@ class Resident:
     log: Sequence[LoggedStep] = ()
     position: int = 0
     fetches: bool = False
+    copies: int | None = None
     keep: Callable[[Any], Any] = lambda payload: payload
     kept: Sequence[KeptState] = ()
     arrays: frozenset[StageArray] = field(init=False)
@@ -371,6 +373,11 @@ class StageRequest:
     sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
     flops: int = 0  # FLOPs of all orders together
+
+    @property
+    def steps_left(self) -> int:
+        """Return the number of logged steps whose updates must still be requested."""
+        return sum(batch is None for _, batch in self.replay)
 
     @property
     def layers(self) -> range:

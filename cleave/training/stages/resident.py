@@ -6,6 +6,7 @@ log of all steps since then. `ResidentState.take` makes the devices' state the n
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from cleave.graphs.optimizer_graphs import (
     sgd_scalars,
     squares_graph,
 )
+from cleave.planner.stages.resident import Protection
 from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
@@ -94,7 +96,7 @@ class ResidentState:
         position: number of updates in the snapshot, since the run began.
         under_way: number of updates in the snapshot that devices are returning; None without one.
         tensors: the memory of the snapshot, by the array that devices hold.
-        interval: number of steps after which a new snapshot begins.
+        protection: when new snapshots begin, and how many stages hot spares may follow.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
     Raises:
@@ -118,7 +120,9 @@ class ResidentState:
         self.changing = storage.changing
         self._files = storage.files
         self._pieces = storage.files.pieces() if storage.files is not None else None
-        self.interval = _FIRST_INTERVAL
+        self.protection = Protection(_FIRST_INTERVAL, 0)
+        self._departures = 0
+        self._holders: Sequence[set[int]] = ()  # of each stage in the last step
         self.losses = 0
         self._began_s = now_s
         self._stages = 1  # number of stages in the last step
@@ -151,7 +155,12 @@ class ResidentState:
 
     def of_step(self) -> Resident:
         """Return the state for the `StepWork` of a step."""
-        return replace(self._resident, log=self.log.steps, position=self.position)
+        return replace(
+            self._resident,
+            log=self.log.steps,
+            position=self.position,
+            copies=self.protection.copies,
+        )
 
     def of_fetch(self, work: StepWork) -> StepWork:
         """Return the work of a step that only fetches the state.
@@ -185,6 +194,11 @@ class ResidentState:
     def add(self, work: StepWork, result: StepResult, step: StoredStep) -> StoredStep:
         """Add a step to the log after all devices have done its updates; see `StepLog.add`."""
         self.losses += result.restored
+        holders = [{*one.backward_by.values()} for one in result.records]
+        if len(holders) == len(self._holders):
+            changed = sum(a != b for a, b in zip(holders, self._holders, strict=True))
+            self._departures += changed
+        self._holders = holders
         self.under_way = result.fetching
         self._stages = len(result.records)
         return self.log.add(self.updates + 1, work, self._resident, step)
@@ -192,19 +206,22 @@ class ResidentState:
     @property
     def snapshot_is_due(self) -> bool:
         """Return whether a new snapshot should begin now."""
-        return self.under_way is None and len(self.log.steps) >= self.interval
+        return self.under_way is None and len(self.log.steps) >= self.protection.interval
 
     @property
     def updates(self) -> int:
         """Return the number of updates until now, since the run began."""
         return self.position + len(self.log.steps)
 
-    def between_losses_s(self, now_s: float) -> float:
-        """Return the expected time between losses that need a snapshot, in seconds.
+    def between_losses_s(self, now_s: float) -> tuple[float, float]:
+        """Return the time in seconds between losses that need a snapshot, and between all losses.
 
-        Before any loss, a device is expected to stay for an hour.
+        For the former, a device is expected to stay for an hour before any loss. For the latter,
+        only losses in this run count.
         """
-        return (now_s - self._began_s + _STAYS_S / self._stages) / (1 + self.losses)
+        passed_s = now_s - self._began_s
+        between_s = passed_s / self._departures if self._departures else math.inf
+        return (passed_s + _STAYS_S / self._stages) / (1 + self.losses), between_s
 
     def take(self, snapshot: Snapshot) -> None:
         """Use a new snapshot of all layers, and remove the steps that it contains from the log.

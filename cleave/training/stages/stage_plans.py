@@ -18,7 +18,7 @@ from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
-from cleave.planner.stages.resident import snapshot_interval
+from cleave.planner.stages.resident import Protection, protection
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -93,33 +93,38 @@ class StagePlans:
         self._steps = 0  # steps since the plan was made
         self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
         self._asked_own_device = False  # whether this job has started the PS's own device
-        self._own_device_is_new = False  # whether that device has not run a step yet
+        # Factor by which the PS's work lengthened that device's computations in the last step.
+        self._own_delay = 1.0
 
     def devices(self) -> dict[int, DeviceRates]:
         """Return the rates of devices that can run stages, by ID; empty if only the PS's own can.
 
-        The PS's own device measured its speed while the PS was idle. Until that device has run a
-        step, its speed is therefore limited to what the PS's own work leaves free.
+        The PS's own device measured its speed while the PS was idle. In a step, the PS's work
+        lengthens its computations, and `PsCompute.own_device` makes plans count that.
         """
         able, own = self._runtime.stage_devices(), self._runtime.own_devices()
         devices = {device: rates.for_graphs(self._dtype.value) for device, rates in able.items()}
         if devices.keys() <= own:
             return {}
-        if self._own_device_is_new:
-            most = self._ps.own_device_flops_per_s
-            for device in devices.keys() & own:
-                rates = devices[device]
-                devices[device] = replace(rates, flops_per_s=min(most, rates.flops_per_s))
+        for device in devices.keys() & own:
+            rates = devices[device]
+            devices[device] = replace(rates, flops_per_s=self._own_delay * rates.flops_per_s)
         return devices
 
-    def snapshot_interval(self, between_losses_s: float) -> int | None:
-        """Return the interval between snapshots in steps; see `snapshot_interval`.
+    def leave_updates(self, parameters: int) -> None:
+        """Plan for devices that update so many of the trained parameters themselves."""
+        self._ps = self._ps.without_updates_of(parameters)
+
+    def protection(self, between_losses_s: float, between_departures_s: float) -> Protection | None:
+        """Return how state on devices is protected; see `protection`.
 
         Return None if the plan's devices have left, so that another plan will follow.
         """
         if self.plan is None or self._costs is None or not self.plan.devices <= self._rates.keys():
             return None
-        return snapshot_interval(self._costs, self.plan, self._rates, between_losses_s)
+        return protection(
+            self._costs, self.plan, self._rates, between_losses_s, between_departures_s
+        )
 
     def plan_for(self, ids: Tensor, work: ModelWork) -> StagePlan | None:
         """Return the plan, renewed if devices or the batch shape changed; None if no plan fits.
@@ -157,9 +162,9 @@ class StagePlans:
         """
         plan, costs, before = self.plan, self._costs, self._ps
         self._steps += 1
-        self._own_device_is_new = False
         if plan is None or costs is None:
             return
+        self._own_delay = plan.own_delay  # the speed as measured in the step is that much lower
         if self._steps < _STEADY or self._runtime.clock != "wall":
             return
         self._ps = replace(before, optimizer_s=own_s)
@@ -174,12 +179,10 @@ class StagePlans:
         since = [ratio for each in _changes(plan, self._forecast_for, devices) for ratio in each]
         if plan.loss_at_ps and loss_s > 0:
             loss_flops_per_s = sum(costs.tokens) * costs.loss.flops / loss_s
-            beside = self._ps_with(devices)
-            faster = loss_flops_per_s / (beside.loss_flops_per_s or beside.flops_per_s)
+            faster = loss_flops_per_s / (before.loss_flops_per_s or before.flops_per_s)
             graphs.append(faster)
             since.append(faster)
-            alone_flops_per_s = faster * (before.loss_flops_per_s or before.flops_per_s)
-            self._ps = replace(self._ps, loss_flops_per_s=alone_flops_per_s)
+            self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
         alike = not _differ(graphs) and not _differ([1.0, *links])
         if may_plan and off and not alike and self._steps >= self._least_steps:
             self._least_steps *= 2
@@ -217,8 +220,8 @@ class StagePlans:
 
     def _ps_with(self, devices: Mapping[int, DeviceRates]) -> PsCompute:
         """Return the PS's speed in a step, of which its own device may be one of `devices`."""
-        has_own = not self._runtime.own_devices().isdisjoint(devices)
-        return self._ps.beside_own_device if has_own else self._ps
+        own = min(self._runtime.own_devices() & devices.keys(), default=None)
+        return replace(self._ps, own_device=own)
 
     def _new_plan(
         self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
@@ -260,6 +263,8 @@ class StagePlans:
             choice = MethodChoice(Method.AUTO, [forecast, *others])
             self.worthwhile = choice.chosen.method is Method.STAGES
             said = f"{said if self.worthwhile else 'no stages'}. {choice.why}"
+        elif (alone_s := forecaster.alone().step_s) < plan.step_s:
+            said += f"; this server alone is predicted to take {in_seconds(alone_s)}"
         self._say(said)
         return plan
 
@@ -290,7 +295,7 @@ class StagePlans:
             f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
             f"instead of {in_seconds(found[1].step_s)}"
         )
-        self._asked_own_device = self._own_device_is_new = True
+        self._asked_own_device = True
 
         def joined() -> bool:
             return bool(self._runtime.stage_devices().keys() & self._runtime.own_devices())

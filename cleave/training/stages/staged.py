@@ -339,6 +339,7 @@ class StagedModel:
             self.work, optimizer, storage, self.runtime.now(), self._say
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
+        self.plans.leave_updates(sum(optimizer.parameters[n].numel() for n in state.names))
         if rate := self._auditor.rate:
             waits = self.runtime.clock == "virtual"
             self.replays = ReplayAudits(
@@ -464,8 +465,8 @@ class StagedModel:
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self._use_snapshot(result.snapshot)
-        between_s = self.resident.between_losses_s(self.runtime.now())
-        self.resident.interval = self.plans.snapshot_interval(between_s) or self.resident.interval
+        times = self.resident.between_losses_s(self.runtime.now())
+        self.resident.protection = self.plans.protection(*times) or self.resident.protection
         if self.resident.snapshot_is_due:
             self.resident.under_way = self.resident.updates
             self.runtime.begin_snapshot(self._step_work, self.resident.updates)
