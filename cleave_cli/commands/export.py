@@ -35,6 +35,9 @@ def export(
     gguf: Annotated[
         bool, Option("--gguf", help="Write a GGUF file, for llama.cpp and Ollama.")
     ] = False,
+    push_to_hub: Annotated[
+        str, Option(help="Also upload it to this Hugging Face repository; a new one is private.")
+    ] = "",
     while_training: Annotated[
         bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
     ] = False,
@@ -57,12 +60,20 @@ def export(
     """
     from cleave.training.loop.run_folder import RunFolder
     from cleave.training.results.export import base_of, export_run
+    from cleave.training.results.hub import HubRepository
 
     held = RunFolder(run)
     into = folder or run / "export"
     job = held.read_config()
     base = base_of(job) if job.get("lora") and not merge else ""
     of_folder = Path(base).is_absolute()
+    if push_to_hub and of_folder:
+        raise UsageError(
+            f"the adapters belong to the model in {base!r}, which others do not have; give --merge "
+            f"to upload the whole model, or export without --push-to-hub, put the model's public "
+            f"name into adapter_config.json, and use `hf upload`"
+        )
+    hub = HubRepository(push_to_hub) if push_to_hub else None
     done = export_run(
         held,
         into,
@@ -76,6 +87,7 @@ def export(
     )
     if done.remark:
         typer.echo(done.remark, err=True)
+    address = hub.push(done.folder) if hub is not None else ""
     if of_folder:
         typer.echo(
             "adapter_config.json names the folder of the base model, which peft needs; put the "
@@ -85,10 +97,12 @@ def export(
     if as_json:
         found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
         found |= {"dtype": done.dtype, "adapters": not done.whole}
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({**found, "hub": address} if address else found))
         return
     count = f"{done.parameters / 1e6:.1f}M parameters in {done.dtype}"
     typer.echo(f"{done.folder}: {count}, after step {done.step}")
+    if address:
+        typer.echo(f"uploaded to: {address}")
     if gguf:
         typer.echo(f"load it with: llama-server -m {into / 'model.gguf'}")
         typer.echo(f"or with: ollama create NAME -f {into / 'Modelfile'}")
