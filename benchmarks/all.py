@@ -53,6 +53,7 @@ class Benchmark:
 
 
 _QUICK: Final = ("--quick",)
+_FIGURELESS: Final = "makes pictures and has no figures"
 
 BENCHMARKS: Final = (
     Benchmark("same_losses", 30),
@@ -115,7 +116,9 @@ BENCHMARKS: Final = (
                "--methods", "plain:fp32,stages:fp32,ddp:fp32,pipeline:fp32"),
     ),
     Benchmark("smollm2", 60, left_out="needs the folder of the real model, which is not here"),
-    Benchmark("screenshots", 20, left_out="makes pictures and has no figures"),
+    Benchmark("dashboard_states", 20, left_out=_FIGURELESS),
+    Benchmark("join_states", 60, left_out=_FIGURELESS),
+    Benchmark("screenshots", 20, left_out=_FIGURELESS),
 )  # fmt: skip
 
 

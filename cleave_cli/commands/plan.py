@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ from cleave_cli.options import Json, counted
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
-    from cleave.planner.forecast import Crossing, CrossingPoint
+    from cleave.planner.forecast import Crossing, CrossingPoint, MethodChoice
     from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
     from cleave.planner.tiles.planner import TilePlanner
     from cleave_cli.plan_question import PlanQuestion
@@ -68,6 +69,7 @@ def plan(
         str, Option(help="With --servers: plain, or sharded (by tiles), as for cleave train.")
     ] = "plain",
     tiles: Annotated[bool, Option("--tiles", help="With --json: list every tile.")] = False,
+    plot: Annotated[Path | None, Option(help="Plot the chosen plan, or the crossing.")] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -79,7 +81,7 @@ def plan(
 
       cleave plan --model opt-125m --fleet home.toml --crossing --ps-gflops 500
 
-      cleave plan --model opt-1.3b --fleet home-mix-9 --method stages
+      cleave plan --model opt-1.3b --fleet home-mix-9 --method stages --plot stages.png
 
       cleave plan --model opt-13b --fleet paper-1024 --ps-gbit 10 --servers 1,4,16
 
@@ -119,8 +121,8 @@ def plan(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
-    if counts and (gemm or crossing):
-        raise UsageError("--servers compares whole steps; leave out --gemm and --crossing")
+    if counts and (gemm or crossing or plot is not None):
+        raise UsageError("--servers compares whole steps; leave out --gemm, --crossing and --plot")
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
     sharded = memory == "sharded"
@@ -156,10 +158,12 @@ def plan(
         if by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
             raise UsageError(f"{option} is for whole steps: give --model")
-        _plan_gemm(gemm, planner, element, devices, ps, tiles=tiles, form=form)
+        _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
     gemms, adapters = step_gemms(spec, batch, seq, fused), adapters_of(lora, lora_bits, spec)
+    if plot is not None and by is Method.LOCAL and not crossing:
+        raise UsageError("--plot draws what devices do; leave out --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     question = PlanQuestion(
@@ -196,6 +200,9 @@ def plan(
     )
     there = f"{dtype}, {fleet}: {counted(len(devices), 'device')}"
     about = f"{trained}, {batch} sequences of {seq} tokens, {there}"
+    if plot is not None:
+        title = about if where is None else f"{trained}, sequences of {seq} tokens, {there}"
+        _draw(plot, found, where, question, names, title)
     dtypes = list(dict.fromkeys((dtype, gradients or dtype)))
     if form is not Form.PEOPLE:
         document = {
@@ -327,12 +334,41 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
         return crossing(predict, most, lambda point: progress.advance(task))
 
 
+def _draw(
+    path: Path,
+    found: MethodChoice,
+    where: Crossing | None,
+    question: PlanQuestion,
+    names: list[str],
+    title: str,
+) -> None:
+    """Plot the crossing; without a crossing, plot the stages, or the tiles of the slowest GEMM."""
+    from cleave.planner.plan import Method
+    from cleave.planner.stages.prediction import simulated_devices
+    from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
+
+    if where is not None:
+        draw_crossing(path, where, question.sizes.sequence, title)
+    elif found.stages is not None and found.chosen.method is not Method.TILES:
+        model, plan = found.stages
+        rates = {device.device: device for device in question.in_fp32}
+        devices = simulated_devices(model, plan, rates, question.ps)
+        draw_stages(path, model, plan, devices, names, title)
+    elif found.tiles is not None:
+        draw_tiling(path, max(found.tiles.reports, key=lambda r: r.plan.makespan_s).plan)
+    else:
+        raise UsageError(
+            "--plot has no plan to draw: stages and tiles are refused; leave it out to see why"
+        )
+
+
 def _plan_gemm(
     gemm: str,
     planner: TilePlanner,
     element: ElementBytes,
     devices: list[DeviceRates],
     ps: PsRates,
+    plot: Path | None,
     *,
     tiles: bool,
     form: Form,
@@ -340,6 +376,7 @@ def _plan_gemm(
     from cleave.gemm import Gemm
     from cleave.planner.tiles.report import report
     from cleave_cli.render.plan import gemm_json, show_gemm
+    from cleave_cli.render.plan_plots import draw_tiling
 
     one = report(planner.plan(Gemm(*_sides(gemm)), element, devices), element, devices, ps)
     if form is Form.CSV:
@@ -348,6 +385,8 @@ def _plan_gemm(
         typer.echo(json.dumps(gemm_json(one, devices, tiles=tiles)))
     else:
         show_gemm(one, len(devices))
+    if plot is not None:
+        draw_tiling(plot, one.plan)
 
 
 def _sides(text: str) -> tuple[int, int, int]:

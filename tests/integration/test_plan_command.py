@@ -1,4 +1,4 @@
-"""`cleave plan` as users run it: a table, a JSON document, and what they get wrong."""
+"""`cleave plan` as users run it: a table, a JSON document, a picture, and what they get wrong."""
 
 from __future__ import annotations
 
@@ -212,6 +212,30 @@ def test_every_tile_of_one_gemm() -> None:
     assert document(*GEMM, "--stragglers", "0.5")["makespan_s"] > 1.3 * plan["makespan_s"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        GEMM,
+        (*SMALL, "--method", "stages"),
+        *(
+            pytest.param((*SMALL, *arguments), marks=pytest.mark.nightly)
+            for arguments in (
+                ("--method", "tiles"),
+                ("--method", "stages", "--fleet", "paper-48"),
+                ("--method", "stages", "--crossing"),
+                ("--ps-gflops", "1e6"),
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_plan_is_drawn(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "plan.png"
+    done = here("plan", *arguments, "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
 @cache
 def rows(*arguments: str) -> list[dict[str, str]]:
     """What a run prints as CSV."""
@@ -251,6 +275,7 @@ def test_rows_say_what_the_document_does() -> None:
             "--lora-bits is 4, and no weight is frozen; add --lora RANK",
         ),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
+        ((*SMALL, "--method", "local", "--plot", "a.png"), "leave out --method local"),
         ((*SMALL, "--json", "--csv"), "--json and --csv are two forms"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit is -1"),
@@ -261,6 +286,7 @@ def test_rows_say_what_the_document_does() -> None:
         (("--gemm", "4,4,4", "--fleet", "nowhere.toml"), "nowhere.toml"),
         (("--gemm", "4,4,4", "--stragglers", "2"), "2.0 stragglers"),
         ((*SMALL, "--batch", "0"), "batch is 0"),
+        (("--gemm", "4,4,4", "--fleet", "paper-2", "--plot", "no/where.png"), "no/where.png"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -1,0 +1,121 @@
+"""Take screenshots of the join page in each state, with axe and console findings.
+
+    python -m benchmarks.join_states [--folder join-states]
+
+A real server trains with the page as its only device. The states are: no code; before the start,
+also with a refused amount of data; working; paused at the limit of data; stopped; a used code; no
+connection, because the server was killed. Each state is shown in light and dark, on screens of
+1440, 390 and 360 pixels. Exit code 1 if axe finds something serious, the console has an error, or
+the page is wider than the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+from tests.integration.processes import PATIENCE_S, own_address, page_address, started
+from tests.integration.processes import wait_for_event as wait
+from tests.web.browser import ABOUT, TITLE, chromium
+from tests.web.watched import DESKTOP, PHONE, Watched, serious_findings, watched
+
+PATIENCE_MS = 1000 * PATIENCE_S
+STEPS = 8
+SCREENS = (DESKTOP, PHONE, {"width": 360, "height": 640})
+
+
+def main() -> None:
+    """Take the screenshots."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("join-states"))
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    good = True
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cleave-benchmark-")))
+        seen = stack.enter_context(watched(stack.enter_context(chromium())))
+        page = seen.page
+        serve = ("serve", "--port", "0", "--data", str(place / "data"), "--json")
+        told = ("--title", TITLE, "--about", ABOUT)
+        server, lines = stack.enter_context(started(*serve, *told, cwd=place))
+        address = wait(lines, "listening")
+
+        def take(state: str) -> None:
+            nonlocal good
+            good &= _take(seen, folder, state)
+
+        page.goto(address["page_url"].partition("#")[0])
+        take("no-code")
+        url = page_address(own_address(address))
+        page.goto(url)
+        page.get_by_text(TITLE).wait_for()
+        take("ready")
+        page.get_by_label("Stop after").fill("abc")
+        page.get_by_label("Stop after").press("Enter")
+        take("refused")
+        page.get_by_label("Stop after").fill("100")  # more than this computer moves in a minute
+        train = ("train", "--model", "opt-tiny", "--steps", "4000", "--batch", "1", "--seq", "16")
+        operator = ("--server", str(address["operator_url"]), "--method", "tiles", "--json")
+        _, records = stack.enter_context(started(*train, *operator, cwd=place))
+        page.get_by_role("button", name="Start helping").click()
+        for _ in range(STEPS):
+            wait(records, "step")
+        page.locator("[data-figure=share]").wait_for(timeout=PATIENCE_MS)
+        take("working")
+        page.get_by_text("Details").click()
+        take("details")
+        page.get_by_text("Details").click()
+        page.get_by_label("Stop after").fill("0.000001")
+        page.get_by_label("Stop after").press("Enter")
+        _reach(page, "paused")
+        take("paused")
+        page.get_by_role("button", name="Stop").click()
+        _reach(page, "ended")
+        take("stopped")
+        page.evaluate("localStorage.clear()")
+        page.goto("about:blank")
+        page.goto(url)  # whose code was used
+        page.get_by_role("button", name="Start helping").click()
+        _reach(page, "ended")
+        take("used-code")
+        page.goto(page_address(own_address(address)))
+        page.get_by_role("button", name="Start helping").click()
+        _reach(page, "working")
+        server.kill()
+        _reach(page, "waiting")
+        take("not-connected")
+    sys.exit(not good)
+
+
+def _reach(page: Page, state: str) -> None:
+    page.wait_for_selector(f"[data-state={state}]", timeout=PATIENCE_MS)
+
+
+def _take(seen: Watched, folder: Path, state: str) -> bool:
+    """Take a state's screenshots; return whether no problem was found."""
+    page, good = seen.page, True
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        for screen in SCREENS:
+            width = screen["width"]
+            page.set_viewport_size(screen)  # type: ignore[arg-type]
+            file = folder / f"{state}-{scheme}-{width}.png"
+            page.screenshot(path=file, full_page=True)
+            found = [*serious_findings(page), *seen.complaints]
+            seen.complaints.clear()
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                found.append("it is wider than the screen")
+            good &= not found
+            print(f"{file}: {'; '.join(found) or 'nothing amiss'}", flush=True)
+    return good
+
+
+if __name__ == "__main__":
+    main()
