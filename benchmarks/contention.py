@@ -105,13 +105,15 @@ def work(arguments: Sequence[str]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
-    from cleave.machine.backends import backend_named
+    from cleave.machine.backends import NumpyBackend, TorchBackend
     from cleave.machine.memory import hold_strips_well
     from profiles.measuring.gemm_timer import Bench
     from profiles.performance import Layout
 
     hold_strips_well()
-    bench = Bench(backend_named(backend_name), 2 * SIDE * SIDE)
+    library, _, device = backend_name.partition(":")
+    backend = TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
+    bench = Bench(backend, 2 * SIDE * SIDE)
     order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
     bench.once(order)  # makes the backend load its kernels before the measurement
     sys.stdout.write("0\n")

@@ -133,12 +133,6 @@ class TorchBackend:
                 torch.mm(left, right, out=target)
 
 
-def backend_named(name: str) -> MatmulBackend:
-    """Create a backend from its full name, such as `numpy` or `torch:cuda`."""
-    library, _, device = name.partition(":")
-    return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
-
-
 def torch_devices() -> list[str]:
     """Return the names of the devices that torch can use, or [] if torch cannot be imported."""
     try:

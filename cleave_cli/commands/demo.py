@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -84,7 +84,6 @@ def demo(
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a small model on this machine and on devices; return the losses and the traffic."""
     import cleave
-    from cleave_cli.render.demo import draw_losses
 
     plain: list[float] = []
     say("   First on this machine, then the devices start ...")
@@ -116,7 +115,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     off = [abs(one - other) / other for one, other in zip(losses, plain, strict=True)]
     plot = folder / "losses.png"
     with writes(plot):
-        draw_losses(plot, plain, losses, _DEVICES, _KILLED_AFTER)
+        _draw_losses(plot, plain, losses, _DEVICES, _KILLED_AFTER)
     return {
         "model": _MODEL,
         "devices": _DEVICES,
@@ -131,6 +130,41 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
         "run_folder": str(folder),
         "plot": str(plot),
     }
+
+
+def _draw_losses(
+    path: Path, alone: Sequence[float], together: Sequence[float], devices: int, killed_after: int
+) -> None:
+    """Plot the losses of both runs by step, and when a device was killed."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from cleave.files import save_figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    steps = range(1, len(alone) + 1)
+    # The wide line stays visible below the narrow one.
+    axes.plot(steps, alone, color="#f0b27a", linewidth=9, label="this machine alone, plain PyTorch")
+    axes.plot(
+        steps, together, color="#1f4e79", linewidth=1.5, marker="o", markersize=4,
+        label=f"{devices} devices, of which one is killed",
+    )  # fmt: skip
+    axes.axvline(killed_after + 0.5, color="#b03a2e", linestyle="--", linewidth=1.2)
+    axes.annotate(
+        f" a device is killed;\n the other {devices - 1} do its work",
+        (killed_after + 0.5, max(alone)), color="#b03a2e", va="top",
+    )  # fmt: skip
+    off = max(abs(one - other) / other for one, other in zip(together, alone, strict=True))
+    axes.set(
+        title=f"The same losses on one machine and on devices (at most {100 * off:.2g} % apart)",
+        xlabel="step",
+        ylabel="loss (nats per token)",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="lower left")
+    save_figure(figure, path, 120)
 
 
 def _train(

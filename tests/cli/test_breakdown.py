@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cleave_cli.render.breakdown import bottleneck
-from cleave_cli.render.training import make_display
+from cleave_cli.render.training import bottleneck, make_display
 
 DEVICES = [
     {"name": f"laptop {n} with a name that is long", "compute_s": 20.0 + n, "down_s": 5.0 * n,

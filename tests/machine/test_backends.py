@@ -141,13 +141,6 @@ def test_orders_with_any_number_of_pairs(name: str, data: st.DataObject) -> None
     assert np.array_equal(result.float32(), exact)
 
 
-def test_backends_by_their_names() -> None:
-    assert type(backends.backend_named("numpy")) is NumpyBackend
-    pytest.importorskip("torch")
-    for name in ("torch", "torch:cuda"):  # to make one needs no such device
-        assert backends.backend_named(name).name == name
-
-
 # --- the check that a backend must pass ---
 
 
