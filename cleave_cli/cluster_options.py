@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from cleave.errors import UsageError
+from cleave.ray_cluster import ray_cluster, ray_here
 from cleave.transport.addresses import outside_address
 
 TABLE: Final = "cluster"
@@ -60,8 +61,6 @@ class ClusterOptions:
 
 def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
     """Return a context manager that connects to Ray at `cluster.ray`, or starts Ray locally."""
-    from cleave.cluster.ray_cluster import ray_cluster, ray_here
-
     if cluster.ray:
         return ray_cluster(cluster.ray)
     own = outside_address()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cleave.energy.run_energy import RunEnergy, side_by_side
 from cleave.errors import UsageError
+from cleave.ray_cluster import need_ray
 from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.fleet_options import FleetOptions
 from cleave_cli.options import need_train_extra
@@ -102,8 +103,6 @@ def train_on_several(
 ) -> None:
     """Train a model on several servers, for `cleave train --servers`."""
     need_train_extra("cleave train")
-    from cleave.cluster.ray_cluster import need_ray
-
     need_ray("--servers")
     from cleave.cluster.endpoints import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together

@@ -14,7 +14,7 @@ from cleave.workload.step import check_step
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
-from simulator.workers import run_tasks
+from simulator.workers import Processes, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +119,21 @@ def cells(
 
 def simulate(
     every: Sequence[Cell],
-    processes: int = 1,
+    workers: Workers | None = None,
     done: Callable[[Cell], object] = lambda cell: None,
 ) -> list[list[Row]]:
     """Simulate all cells, and return a list of rows for each cell, in the order of `every`.
 
     Args:
-        processes: number of simulating processes; 1 means this process.
+        workers: workers that simulate the cells; None means this process.
         done: called with each cell after its simulation.
     """
+    workers = workers or Processes()
     # The simulation time of a cell roughly grows with devices times layers.
     sizes = [(cell.devices or 0) * cell.conditions.spec.layers for cell in every]
     longest_first = sorted(range(len(every)), key=lambda i: -sizes[i])
     found: list[list[Row]] = [[] for _ in every]
-    for index, rows in run_tasks(Cell.rows, [every[i] for i in longest_first], processes):
+    for index, rows in workers.run(Cell.rows, [every[i] for i in longest_first]):
         found[longest_first[index]] = rows
         done(every[longest_first[index]])
     return found

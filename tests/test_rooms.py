@@ -264,7 +264,7 @@ ASKS_FOR_RAY = {
     "cleave.cluster.endpoint_calls",
     "cleave.cluster.endpoints",
     "cleave.cluster.ray_train",
-    "cleave.cluster.ray_cluster",
+    "cleave.ray_cluster",
 }
 
 

@@ -35,6 +35,7 @@ from simulator.catalogue import methods
 from simulator.cloud import Cloud
 from simulator.method import Method
 from simulator.sweep import Cell, Row, cells, simulate
+from simulator.workers import Processes, Workers
 
 BF16: Final = ElementBytes(2, 2)
 CARDS_GBPS: Final = (10, 100)
@@ -125,9 +126,9 @@ def paper_cells(scope: Scope, coding: CodingPolicy = CodingPolicy.OFF) -> PaperC
     )
 
 
-def evidence_of(scope: Scope, planned: PaperCells, processes: int = 1) -> Evidence:
-    """Simulate all cells in several processes and return the results as evidence."""
-    rows = iter(simulate(planned.every, processes))
+def evidence_of(scope: Scope, planned: PaperCells, workers: Workers) -> Evidence:
+    """Simulate all cells and return the results as evidence."""
+    rows = iter(simulate(planned.every, workers))
 
     def found(group: Sequence[Cell]) -> list[Row]:
         return [row for of_cell in islice(rows, len(group)) for row in of_cell]
@@ -182,11 +183,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="number of simulating processes")
     parser.add_argument("--quick", action="store_true", help="toy models on a few devices")
     options = parser.parse_args()
-    scope, jobs = QUICK if options.quick else FULL, options.jobs
-    claims = claims_on(scope, evidence_of(scope, paper_cells(scope), jobs))
+    scope, by = QUICK if options.quick else FULL, Processes(options.jobs)
+    claims = claims_on(scope, evidence_of(scope, paper_cells(scope), by))
     print(*verdicts(claims), sep="\n")
     if (policy := CodingPolicy.of(options.coding)) is not CodingPolicy.OFF:
-        coded = claims_on(scope, evidence_of(scope, paper_cells(scope, policy), jobs))
+        coded = claims_on(scope, evidence_of(scope, paper_cells(scope, policy), by))
         print("\nWith compressed payloads for all methods:\n", *verdicts(coded), sep="\n")
     for claim in claims:
         print(*details(claim), sep="\n")

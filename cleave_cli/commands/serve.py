@@ -23,6 +23,7 @@ from typer import Option
 
 from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
+from cleave.ray_cluster import need_ray
 from cleave.transport.addresses import is_loopback
 from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.options import need_train_extra, only_here
@@ -239,8 +240,6 @@ def serve(
                 f"--public-url {public_url} is the address of one server, and --servers is "
                 f"{servers}; give --servers 1"
             )
-        from cleave.cluster.ray_cluster import need_ray
-
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid

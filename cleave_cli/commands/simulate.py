@@ -61,6 +61,10 @@ def simulate(
     jobs: Annotated[
         int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
     ] = 1,
+    ray: Annotated[
+        str | None,
+        Option(help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."),
+    ] = None,
     plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -82,6 +86,7 @@ def simulate(
     from simulator.catalogue import methods as known_methods
     from simulator.sweep import cells
     from simulator.sweep import simulate as rows_of
+    from simulator.workers import workers
 
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -98,6 +103,7 @@ def simulate(
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
+    by = workers(jobs, ray)
     every = cells(
         find_model(model),
         batch,
@@ -114,7 +120,7 @@ def simulate(
         coding=policy,
     )
     with _progress(len(every)) as done:
-        found = rows_of(every, jobs, lambda cell: done(cell.name))
+        found = rows_of(every, by, lambda cell: done(cell.name))
     rows = [row for of_cell in found for row in of_cell]
     churn = Churn(losses_per_hour / 3600, detection_s)
     conditions = [

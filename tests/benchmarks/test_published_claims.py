@@ -19,6 +19,7 @@ from benchmarks.published_claims.verdict import OURS, Verdict
 from cleave.planner.coding import CodingPolicy
 from simulator.method import Outcome, Part
 from simulator.sweep import Row
+from simulator.workers import Processes
 
 
 def row(
@@ -137,7 +138,7 @@ def test_slopes_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_every_claim_is_tested_by_every_method() -> None:
-    claims = claims_on(QUICK, evidence_of(QUICK, paper_cells(QUICK)))
+    claims = claims_on(QUICK, evidence_of(QUICK, paper_cells(QUICK), Processes()))
     assert len(claims) == 7
     for claim in claims:
         assert claim.rows

@@ -1,4 +1,4 @@
-"""Connections to Ray, which starts several servers."""
+"""Connections to Ray, for training on several servers and for simulations."""
 
 from __future__ import annotations
 

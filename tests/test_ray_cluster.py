@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cleave.cluster.ray_cluster import need_ray
 from cleave.errors import UsageError
+from cleave.ray_cluster import need_ray
 
 
 @pytest.fixture
