@@ -50,6 +50,8 @@ SQUARES: Final = "squares"  # a sum of squared gradient elements
 WEIGHT: Final = "weight"  # a parameter of any shape
 START: Final = "start"  # a parameter at the beginning of a round of local updates
 CODES: Final = "codes"  # whole numbers that stand for elements; see `exchange_graphs`
+MASK: Final = "mask"  # bits that say which elements change
+ERROR: Final = "error"  # part of earlier differences that a device has not returned
 SCALES: Final = "scales"  # by which the codes of each block are multiplied
 MOMENT: Final = "moment"  # an optimizer moment before the first update
 

@@ -25,8 +25,8 @@ _VECTOR: Final = ArrayType(["elements"])
 _TINY: Final = 1e-30  # smallest scale, so that a block of zeros can be divided by its scale
 _BLOCK: Final = 256  # maximum number of elements with one scale
 _LEAST_BLOCK: Final = 32  # with smaller blocks, scales would be a large part of the traffic
-_LARGEST: Final = 123  # largest magnitude of a code
-_CODES: Final = 2 * _LARGEST + 1
+LARGEST: Final = 123  # largest magnitude of a code
+_CODES: Final = 2 * LARGEST + 1
 _NORMAL: Final = 30 * 1024  # number of positive normal fp16 numbers
 _FRACTIONS: Final = 1024  # number of fp16 numbers between two powers of 2
 _BIAS: Final = 15  # of the exponents of fp16
@@ -107,10 +107,34 @@ def coded_difference_graph(block: int) -> bytes:
         Node("Reshape", ["places", "pairs"], ["paired"]),
         Node("Mul", ["paired", "weights"], ["weighted"]),
         Node("ReduceSum", ["weighted", "last"], ["place"], {"keepdims": 0}),
-        # The bits of an fp16 number: sign, exponent, fraction.
-        Node("GreaterOrEqual", ["place", "normal"], ["negative"]),
-        Node("Sub", ["place", "normal"], ["after"]),
-        Node("Where", ["negative", "after", "place"], ["positive"]),
+        *half_nodes("place", names.CODES),
+    ]
+    return written(
+        nodes,
+        {names.START: _VECTOR, names.WEIGHT: _VECTOR},
+        {names.CODES: ArrayType(["pairs"]), names.SCALES: ArrayType(["blocks"])},
+        {
+            "blocks": np.array([-1, block], np.int64),
+            "pairs": np.array([-1, 2], np.int64),
+            "flat": np.array([-1], np.int64),
+            "last": np.array([1], np.int64),
+            "most": np.array([LARGEST], np.float32),
+            "tiny": np.array([_TINY], np.float32),
+            "weights": np.array([_CODES, 1], np.float32),
+            **half_constants(),
+        },
+    )
+
+
+def half_nodes(number: str, out: str) -> list[Node]:
+    """Return nodes from whole numbers, which are below 61,440, to normal fp16 numbers.
+
+    `numbers_of` reverses them. The graph needs the constants of `half_constants`.
+    """
+    return [  # the bits of an fp16 number are its sign, exponent and fraction
+        Node("GreaterOrEqual", [number, "normal"], ["negative"]),
+        Node("Sub", [number, "normal"], ["after"]),
+        Node("Where", ["negative", "after", number], ["positive"]),
         Node("Div", ["positive", "fractions"], ["quotient"]),
         Node("Floor", ["quotient"], ["exponent"]),
         Node("Mul", ["exponent", "fractions"], ["begin"]),
@@ -121,35 +145,33 @@ def coded_difference_graph(block: int) -> bytes:
         Node("Gather", ["powers", "number"], ["power"]),
         Node("Mul", ["significand", "power"], ["size"]),
         Node("Neg", ["size"], ["opposite"]),
-        Node("Where", ["negative", "opposite", "size"], [names.CODES]),
+        Node("Where", ["negative", "opposite", "size"], [out]),
     ]
+
+
+def half_constants() -> dict[str, Array]:
+    """Return the constants of `half_nodes`."""
     powers = 2.0 ** np.arange(1 - _BIAS, 1 - _BIAS + _NORMAL // _FRACTIONS)
-    return written(
-        nodes,
-        {names.START: _VECTOR, names.WEIGHT: _VECTOR},
-        {names.CODES: ArrayType(["pairs"]), names.SCALES: ArrayType(["blocks"])},
-        {
-            "blocks": np.array([-1, block], np.int64),
-            "pairs": np.array([-1, 2], np.int64),
-            "flat": np.array([-1], np.int64),
-            "last": np.array([1], np.int64),
-            "most": np.array([_LARGEST], np.float32),
-            "tiny": np.array([_TINY], np.float32),
-            "weights": np.array([_CODES, 1], np.float32),
-            "normal": np.array([_NORMAL], np.float32),
-            "fractions": np.array([_FRACTIONS], np.float32),
-            "one": np.ones(1, np.float32),
-            "powers": powers.astype(np.float32),
-        },
-    )
+    return {
+        "normal": np.array([_NORMAL], np.float32),
+        "fractions": np.array([_FRACTIONS], np.float32),
+        "one": np.ones(1, np.float32),
+        "powers": powers.astype(np.float32),
+    }
+
+
+def numbers_of(halves: Array) -> Array:
+    """Return the whole numbers of fp16 numbers, int64. Those of abnormal ones make no sense."""
+    bits = halves.astype(np.float16).view(np.uint16).astype(np.int64)
+    found: Array = (bits & 0x7FFF) - _FRACTIONS + (bits >> 15) * _NORMAL
+    return found
 
 
 def codes_of(halves: Array) -> Array:
     """Return the whole numbers in `CODES`, fp32, two for each fp16 number in `halves`."""
-    bits = halves.astype(np.float16).view(np.uint16).astype(np.int64)
-    place = (bits & 0x7FFF) - _FRACTIONS + (bits >> 15) * _NORMAL
+    place = numbers_of(halves)
     pairs = np.stack([place // _CODES, place % _CODES], 1).reshape(-1)
-    return (pairs - _LARGEST).astype(np.float32)
+    return (pairs - LARGEST).astype(np.float32)
 
 
 def dequantized(codes: Array, scales: Array) -> Array:
@@ -161,14 +183,14 @@ def dequantized(codes: Array, scales: Array) -> Array:
 def quantized(values: Array, block: int) -> tuple[Array, Array]:
     """Return the codes (uint8, from 0) and scales with which the server sends a vector."""
     rows = values.reshape(-1, block)
-    scales = np.maximum(np.abs(rows).max(1) / np.float32(_LARGEST), np.float32(_TINY))
-    codes = np.round(rows / scales[:, None]) + _LARGEST
+    scales = np.maximum(np.abs(rows).max(1) / np.float32(LARGEST), np.float32(_TINY))
+    codes = np.round(rows / scales[:, None]) + LARGEST
     return codes.reshape(-1).astype(np.uint8), scales.astype(np.float32)
 
 
 def codes_from(sent: Array) -> Array:
     """Return the whole numbers, fp32, in the codes that `quantized` returns."""
-    found: Array = sent.astype(np.float32) - np.float32(_LARGEST)
+    found: Array = sent.astype(np.float32) - np.float32(LARGEST)
     return found
 
 
@@ -198,6 +220,6 @@ def coded_added_graph(block: int) -> bytes:
             "blocks": np.array([-1, block], np.int64),
             "column": np.array([-1, 1], np.int64),
             "flat": np.array([-1], np.int64),
-            "most": np.array([_LARGEST], np.float32),
+            "most": np.array([LARGEST], np.float32),
         },
     )

@@ -14,31 +14,50 @@ from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.model import StageModel
 
 EVERY: Final = 50  # local steps of the fastest device in a round, unless the user says otherwise
-# The weight now and at the beginning of the round, two moments of AdamW, and a gradient.
-_HELD_BYTES: Final = 20
+_RETURNED: Final = 1 / 64  # part of the elements that a device returns if the exchange is sparse
+_CHUNK: Final = 4096  # elements with one scale (down) or two scales (up), if the exchange is sparse
 _LOGIT_BYTES: Final = 12  # logits, their softmax and their gradient
 
 
 class ExchangeKind(Enum):
     """Form of weights that rounds of local updates exchange. The values are those of `--exchange`.
 
-    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits.
+    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits. With
+    `sparse`, devices return one of 64 elements, as in SparseLoCo (arXiv 2508.15706), and get the
+    elements that any device returned.
     """
 
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"
+    SPARSE = "sparse"
 
     @property
-    def element_bytes(self) -> float:
-        """Return the size of an exchanged element in bytes, before lossless compression."""
+    def up_bytes(self) -> float:
+        """Return the bytes per parameter that a device returns, before lossless compression."""
         plain = {ExchangeKind.FP32: 4.0, ExchangeKind.BF16: 2.0, ExchangeKind.INT8: 1 + 4 / 256}
-        return plain[self]
+        return plain[self] if self in plain else 2 * _RETURNED + 8 / _CHUNK
+
+    def down_bytes(self, devices: int) -> float:
+        """Return the bytes per parameter that a device gets. A sparse change is at its largest."""
+        if self is not ExchangeKind.SPARSE:
+            return self.up_bytes
+        return 1 / 8 + min(1.0, devices * _RETURNED) + 4 / _CHUNK
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes per parameter that a device holds.
+
+        It holds the weight now and at the beginning of the round, two moments of AdamW, a gradient
+        and, if the exchange is sparse, what it has not returned.
+        """
+        return 24 if self is ExchangeKind.SPARSE else 20
 
     @property
     def coded_ratio(self) -> float:
         """Return the ratio of lossless compression on links that compress; 1 for codes."""
-        return 1.0 if self is ExchangeKind.INT8 else coded_ratio(self.value)
+        plain = self in (ExchangeKind.FP32, ExchangeKind.BF16)
+        return coded_ratio(self.value) if plain else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +151,7 @@ def plan_round(
     frozen = sum(part.frozen_bytes for part in parts)
     logits = _LOGIT_BYTES * model.most_slices
     inputs = 4 * model.width * len(model.layers)
-    needed_bytes = _HELD_BYTES * elements + frozen + tokens * (logits + inputs)
+    needed_bytes = rounds.exchange.held_bytes * elements + frozen + tokens * (logits + inputs)
     kept_bytes = round(tokens * math.fsum(layer.activation_bytes for layer in model.layers))
     able = [device for device in devices if device.memory_bytes >= needed_bytes]
     if not able:
@@ -149,10 +168,13 @@ def plan_round(
         for d in able
     }
     steps = planned_steps({d.device: d.flops_per_s / flops[d.device] for d in able}, rounds.every)
-    payload, ratio = rounds.exchange.element_bytes * elements, rounds.exchange.coded_ratio
+    exchange, ratio = rounds.exchange, rounds.exchange.coded_ratio
+    down_payload = exchange.down_bytes(len(able)) * elements
+    up_payload = exchange.up_bytes * elements
     down, up, exchange_s, round_s = 0.0, 0.0, 0.0, 0.0
     for device in able:
-        down_bytes, up_bytes = device.down_bytes(payload, ratio), device.up_bytes(payload, ratio)
+        down_bytes = device.down_bytes(down_payload, ratio)
+        up_bytes = device.up_bytes(up_payload, ratio)
         link_s = down_bytes / device.downlink_bytes_per_s + up_bytes / device.uplink_bytes_per_s
         link_s += 2 * device.latency_s
         took_s = link_s + steps[device.device] * flops[device.device] / device.flops_per_s
@@ -172,6 +194,6 @@ def plan_round(
         round(down),
         round(up),
         needed_bytes,
-        round((3 * 4 + len(able) * rounds.exchange.element_bytes) * elements),
+        round((3 * 4 + len(able) * exchange.up_bytes) * elements),
         sum(count * flops[device] for device, count in steps.items()),
     )

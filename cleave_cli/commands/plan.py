@@ -43,7 +43,7 @@ def plan(
         str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
     every: Annotated[int, Option(help="Of diloco: local steps between exchanges.", min=1)] = 50,
-    exchange: Annotated[str, Option(help="Of diloco: fp32, bf16 or int8.")] = "bf16",
+    exchange: Annotated[str, Option(help="Of diloco: fp32, bf16, int8 or sparse.")] = "bf16",
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",

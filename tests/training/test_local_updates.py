@@ -26,6 +26,7 @@ from cleave.training.loop.optimizer import UpdateRule
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS, VOCABULARY, small_model, with_lora
+from tests.graphs.test_sparse_graphs import published as sparse_loco
 from tests.training.runs import nightly
 
 EVERY, BATCH, RATE = 5, 2, 5e-3
@@ -57,6 +58,7 @@ class Run:
     def __init__(
         self, model: nn.Module, fleet: Fleet, exchange: ExchangeKind = ExchangeKind.FP32
     ) -> None:
+        sparse = exchange is ExchangeKind.SPARSE
         self.model, self.fleet, self.data = model, fleet, Data()
         self.notes: list[str] = []
         whole = WholeModel(
@@ -67,7 +69,9 @@ class Run:
         self.updates = LocalUpdates(
             whole,
             fleet,
-            OuterOptimizer(OUTER_RATE, OUTER_MOMENTUM, parameters),
+            OuterOptimizer(1.0, 0.0, parameters)
+            if sparse
+            else OuterOptimizer(OUTER_RATE, OUTER_MOMENTUM, parameters),
             EVERY,
             stop=lambda: False,
             note=self.notes.append,
@@ -89,10 +93,13 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Published:
-    """DiLoCo as published (arXiv 2311.08105, algorithm 1), with torch alone."""
+    """DiLoCo as published (arXiv 2311.08105, algorithm 1), with torch alone.
 
-    def __init__(self, model: nn.Module, workers: int) -> None:
-        self.model = model
+    `sparse`: SparseLoCo instead (arXiv 2508.15706, algorithm 1).
+    """
+
+    def __init__(self, model: nn.Module, workers: int, *, sparse: bool = False) -> None:
+        self.model, self.sparse = model, sparse
         self.replicas = [copy.deepcopy(model) for _ in range(workers)]
         self.inner = []
         for replica in self.replicas:
@@ -103,7 +110,10 @@ class Published:
             ]
             self.inner.append(torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95)))
         trained = [p for p in model.parameters() if p.requires_grad]
+        self.errors = [[torch.zeros_like(p.data) for p in trained] for _ in range(workers)]
         self.outer = torch.optim.SGD(trained, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
+        if sparse:
+            self.outer = torch.optim.SGD(trained, 1.0)
 
     def round(self, batches: Sequence[Batch]) -> float:
         losses = []
@@ -118,12 +128,24 @@ class Published:
             losses.append(float(loss.detach()))
         copies = [[p for p in r.parameters() if p.requires_grad] for r in self.replicas]
         present = [p for p in self.model.parameters() if p.requires_grad]
-        for parameter, *theirs in zip(present, *copies, strict=True):
-            parameter.grad = torch.stack([parameter.data - one.data for one in theirs]).mean(0)
+        for number, (parameter, *theirs) in enumerate(zip(present, *copies, strict=True)):
+            differences = [parameter.data - one.data for one in theirs]
+            if self.sparse:
+                differences = [
+                    self._returned(errors, number, difference)
+                    for errors, difference in zip(self.errors, differences, strict=True)
+                ]
+            parameter.grad = torch.stack(differences).mean(0)
         self.outer.step()
         for replica in self.replicas:
             replica.load_state_dict(self.model.state_dict())
         return sum(losses) / len(losses)
+
+    @staticmethod
+    def _returned(errors: list[Tensor], number: int, difference: Tensor) -> Tensor:
+        returned, error = sparse_loco(errors[number].flatten(), difference.flatten())
+        errors[number] = error.reshape(difference.shape)
+        return returned.reshape(difference.shape)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama", nightly("gpt2"), nightly("gemma2")])
@@ -141,6 +163,20 @@ def test_four_workers_lose_as_the_published_algorithm_does(family: str) -> None:
     assert run.notes == []
 
 
+def test_four_workers_lose_as_with_the_published_sparse_exchange() -> None:
+    """The server rounds what it sends to 8 bits and adds the error to what it sends next."""
+    model = small_model("llama")
+    published = Published(copy.deepcopy(model), 4, sparse=True)
+    with emulated([device(f"d{n}") for n in range(4)]) as fleet:
+        run, seen = Run(model, fleet, ExchangeKind.SPARSE), 0
+        for _ in range(6):
+            mine = run.round()
+            wanted = published.round(run.data.drawn[seen:])
+            seen = len(run.data.drawn)
+            assert mine == pytest.approx(wanted, rel=1e-4)
+    assert run.notes == []
+
+
 def in_payloads(run: Run, exchange: ExchangeKind) -> int:
     """What one device returns in a round, without headers, in bytes."""
     weights = run.model.parameters()
@@ -151,7 +187,12 @@ def in_payloads(run: Run, exchange: ExchangeKind) -> int:
 
 @pytest.mark.parametrize(
     ("exchange", "most_bits"),
-    [(ExchangeKind.FP32, 32), (ExchangeKind.BF16, 16), (ExchangeKind.INT8, 9)],
+    [
+        (ExchangeKind.FP32, 32),
+        (ExchangeKind.BF16, 16),
+        (ExchangeKind.INT8, 9),
+        (ExchangeKind.SPARSE, 0.6),  # in small parameters, the magnitudes are a larger part
+    ],
 )
 def test_a_round_sends_what_the_formula_says(exchange: ExchangeKind, most_bits: float) -> None:
     model = small_model("llama")
@@ -164,12 +205,15 @@ def test_a_round_sends_what_the_formula_says(exchange: ExchangeKind, most_bits: 
     payload_bytes = in_payloads(run, exchange)
     elements = sum(p.numel() for p in model.parameters())
     assert payload_bytes * 8 <= most_bits * elements
-    messages = 2 * 2 * len(list(model.parameters()))  # of each device, and up to two each
-    for sent in (
-        after.up.gradients - before.up.gradients,
-        after.down.weights - before.down.weights,
-    ):
-        assert 0 < sent - 2 * payload_bytes < 128 * messages
+    messages = 2 * 3 * len(list(model.parameters()))  # of each device, and up to three each
+    up = after.up.gradients - before.up.gradients
+    assert 0 < up - 2 * payload_bytes < 128 * messages
+    down = after.down.weights - before.down.weights
+    if exchange is ExchangeKind.SPARSE:
+        most = 2 * exchange.down_bytes(2) * elements + 16 * len(list(model.parameters()))
+        assert 2 / 8 * elements < down < most + 128 * messages
+    else:
+        assert 0 < down - 2 * payload_bytes < 128 * messages
 
 
 @pytest.mark.parametrize("exchange", [ExchangeKind.BF16, ExchangeKind.INT8])
@@ -186,7 +230,7 @@ def test_rounded_exchanges_learn_as_much(exchange: ExchangeKind) -> None:
     assert heldout[exchange] < 0.99 * before
 
 
-@pytest.mark.parametrize("exchange", [ExchangeKind.FP32, ExchangeKind.INT8])
+@pytest.mark.parametrize("exchange", [ExchangeKind.FP32, ExchangeKind.INT8, ExchangeKind.SPARSE])
 def test_devices_begin_a_round_with_the_servers_weights(exchange: ExchangeKind) -> None:
     """A device that was there and one that has just joined lose the same in the first step."""
     model = small_model("llama")

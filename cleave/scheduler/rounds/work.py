@@ -32,15 +32,18 @@ class ExchangeWork:
     `cleave.graphs.exchange_graphs` makes them.
 
     Attributes:
-        difference: graph with two inputs: the weight at the beginning of a round, and now.
-        returned: the outputs of `difference`.
+        difference: graph with two inputs: the weight at the beginning of a round, and now. With
+            `keeps_error`, the graph also has the error as an input, and the new one as an output.
+        returned: the other outputs of `difference`.
         added: graph from the weight at the beginning of the last round, and the arrays of an
             update, to the new weight.
+        keeps_error: whether devices keep the part of their differences that they do not return.
     """
 
     difference: StageGraph
     returned: Sequence[Returned]
     added: StageGraph
+    keeps_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)

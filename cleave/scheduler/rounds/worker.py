@@ -58,6 +58,7 @@ class LocalWorker(StageDevice):
         self.compute_s = 0.0
         self.tokens = 0
         self._ids_array = 0
+        self._errors: dict[SumName, int] = {}  # wire IDs of what the device has not returned
         self._plan = PlannedStage(0, len(model.step.layers), (device,), loss=True)
 
     def begin(self, work: RoundWork) -> None:
@@ -76,19 +77,25 @@ class LocalWorker(StageDevice):
         self.end_snapshot()
         self.start_over()
         self._updates, self.updates = dict.fromkeys(self._resident.arrays, 0), 0
+        self._errors = {}
         model, step = self.model, self.work
         request = self._request(RequestKind.LOCAL)
         for key, one in self._resident.parameters.items():
             self._put(weights[key])
-            id = self._sent[one.weight] = self._snapshot[one.weight] = self._sent.pop(weights[key])
+            self._sent[one.weight] = self._snapshot[one.weight] = self._sent.pop(weights[key])
             for moment in one.moments:
-                feed = {names.WEIGHT: id}
-                made = {names.MOMENT: one.weight.nbytes}
-                self._sent[moment] = self._run(request, model.zeros, feed, made, 0)[names.MOMENT]
+                self._sent[moment] = self._zeros(request, one.weight)
+            if model.exchange[key].keeps_error:
+                self._errors[key] = self._zeros(request, one.weight)
         assert step.loss is not None
         for layer in step.layers:
             self.load([*layer.parameters.values(), *layer.extras.values()])
         self.load([*model.embedding.parameters.values(), *step.loss.parameters.values()])
+
+    def _zeros(self, request: StageRequest, weight: StageArray) -> int:
+        """Request zeros in the shape of a weight. Return their wire ID."""
+        feed, made = {names.WEIGHT: self._sent[weight]}, {names.MOMENT: weight.nbytes}
+        return self._run(request, self.model.zeros, feed, made, 0)[names.MOMENT]
 
     def _add(self, key: SumName, update: Mapping[str, StageArray]) -> None:
         """Add the change of a weight to the weight with which the last round began."""
@@ -196,7 +203,13 @@ class LocalWorker(StageDevice):
             exchange = self.model.exchange[key]
             feed = {names.START: self._snapshot[one.weight], names.WEIGHT: self._sent[one.weight]}
             made = {each.name: each.kept_bytes for each in exchange.returned}
+            if exchange.keeps_error:
+                feed[names.ERROR] = self._errors[key]
+                made[names.updated(names.ERROR)] = one.weight.nbytes
             found = self._run(request, exchange.difference, feed, made, 0)
+            if exchange.keeps_error:
+                self.drop([self._errors[key]])
+                self._errors[key] = found.pop(names.updated(names.ERROR))
             request.kept = [*request.kept, tuple(found.values())]
             for each in exchange.returned:
                 name, id = (*key, each.name), found[each.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -22,11 +22,23 @@ from cleave.graphs.exchange_graphs import (
     difference_graph,
     quantized,
 )
+from cleave.graphs.sparse_graphs import (
+    Chunks,
+    changed,
+    sparse_added_graph,
+    sparse_change,
+    sparse_difference,
+    sparse_difference_graph,
+)
+from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.planner.local_updates import ExchangeKind
 from cleave.scheduler.rounds.work import ExchangeWork, Returned
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import StageGraph
 from cleave.scheduler.traffic import TrafficKind
+
+Found: TypeAlias = Mapping[str, Sequence[Any]]
+"""The rows of each array that a device returned for a parameter, in order."""
 
 _MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they travel in one message
 
@@ -34,21 +46,31 @@ _MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they travel
 def returned(kind: ExchangeKind, rows: int, columns: int) -> list[Returned]:
     """Return the arrays in which devices return the difference of a matrix."""
     elements = rows * columns
-    block = _block(kind, elements)
-    if not block:
-        out = DType.FP32 if kind is ExchangeKind.FP32 else DType.BF16
-        return [Returned(names.GRADIENT, rows, columns, out.value)]
-    # Rows of about the matrix's size, because large arrays are returned some rows at a time.
-    return [
-        Returned(names.CODES, elements // block, block // 2, DType.FP16.value),
-        Returned(names.SCALES, elements // block, 1, DType.FP32.value),
-    ]
+    match _form(kind, elements):
+        case Chunks() as chunks:
+            return [
+                Returned(names.CODES, chunks.rows, chunks.kept, DType.FP16.value),
+                Returned(names.SCALES, chunks.rows, 2, DType.FP32.value),
+            ]
+        case DType() as dtype:
+            return [Returned(names.GRADIENT, rows, columns, dtype.value)]
+        case block:
+            # Rows of about the matrix's size, because large arrays are returned some rows at a
+            # time.
+            return [
+                Returned(names.CODES, elements // block, block // 2, DType.FP16.value),
+                Returned(names.SCALES, elements // block, 1, DType.FP32.value),
+            ]
 
 
-def _block(kind: ExchangeKind, elements: int) -> int:
-    """Return the number of elements with one scale; 0 without scales."""
+def _form(kind: ExchangeKind, elements: int) -> Chunks | DType | int:
+    """Return how a parameter travels: in chunks, in a dtype, or in blocks of some elements."""
+    if kind is ExchangeKind.FP32:
+        return DType.FP32
+    if kind is ExchangeKind.SPARSE and elements <= _MOST_CODES:
+        return Chunks.of(elements)
     small = kind is ExchangeKind.INT8 and elements <= _MOST_CODES
-    return block_of(elements) if small else 0
+    return block_of(elements) if small and block_of(elements) else DType.BF16
 
 
 class Exchange:
@@ -70,34 +92,76 @@ class Exchange:
 
     def work(self, weight: StageArray) -> ExchangeWork:
         """Return the graphs with which devices exchange a parameter."""
-        block = _block(self.kind, weight.rows * weight.columns)
-        difference = coded_difference_graph(block) if block else difference_graph()
-        added = coded_added_graph(block) if block else added_graph()
+        form = _form(self.kind, weight.rows * weight.columns)
+        match form:
+            case Chunks():
+                difference, added = sparse_difference_graph(form), sparse_added_graph(form)
+            case DType():
+                difference, added = difference_graph(), added_graph()
+            case block:
+                difference, added = coded_difference_graph(block), coded_added_graph(block)
         out = returned(self.kind, weight.rows, weight.columns)
-        return ExchangeWork(self._graph(difference), out, self._graph(added))
+        graphs = self._graph(difference), self._graph(added)
+        return ExchangeWork(graphs[0], out, graphs[1], keeps_error=isinstance(form, Chunks))
 
-    def difference(self, work: ExchangeWork, found: Mapping[str, Sequence[Any]]) -> Array:
+    def working_bytes(self, weight: StageArray) -> int:
+        """Return the memory in which a device exchanges a parameter, besides what it holds."""
+        elements, work = weight.rows * weight.columns, self.work(weight)
+        back = [each.kept_bytes for each in work.returned]
+        back += [weight.nbytes] if work.keeps_error else []
+        given = dict.fromkeys(
+            (names.START, names.WEIGHT, names.ERROR, names.GRADIENT, names.CODES), elements
+        )
+        match _form(self.kind, elements):
+            case Chunks() as chunks:
+                given |= {names.MASK: -(-elements // 8), names.SCALES: chunks.rows}
+            case int() as block:
+                given[names.SCALES] = elements // block
+        return max(
+            _peak_bytes(work.difference, given) + sum(back),
+            _peak_bytes(work.added, given) + weight.nbytes,
+        )
+
+    def difference(self, work: ExchangeWork, elements: int, found: Found) -> Array:
         """Return a parameter's difference as an fp32 vector, given what a device returned."""
         arrays = {each.name: _joined(each, found[each.name]) for each in work.returned}
-        if names.GRADIENT in arrays:
-            return arrays[names.GRADIENT]
-        return dequantized(codes_of(arrays[names.CODES]), arrays[names.SCALES])
+        match _form(self.kind, elements):
+            case Chunks() as chunks:
+                return sparse_difference(arrays[names.CODES], arrays[names.SCALES], chunks)
+            case DType():
+                return arrays[names.GRADIENT]
+            case _:
+                return dequantized(codes_of(arrays[names.CODES]), arrays[names.SCALES])
 
     def update(self, change: Tensor) -> tuple[Tensor, Mapping[str, StageArray]]:
         """Return the change of a parameter after rounding, and the arrays to send."""
-        block = _block(self.kind, change.numel())
-        if not block:
-            dtype = DType.FP32 if self.kind is ExchangeKind.FP32 else DType.BF16
-            seen = change if dtype is DType.FP32 else change.bfloat16().float()
-            return seen, {names.GRADIENT: self._array(seen, dtype)}
-        codes, scales = quantized(change.numpy().reshape(-1), block)
-        seen = torch.from_numpy(dequantized(codes_from(codes), scales)).reshape(change.shape)
-        payload = memoryview(codes.tobytes())
-        sent = StageArray(1, codes.size, "uint8", payload, TrafficKind.WEIGHTS)
-        return seen, {
-            names.CODES: sent,
-            names.SCALES: self._array(torch.from_numpy(scales), DType.FP32),
-        }
+        values = change.numpy().reshape(-1)
+        match _form(self.kind, change.numel()):
+            case Chunks() as chunks:
+                mask, codes, scales = sparse_change(values, chunks)
+                made = changed(mask, codes, scales, chunks)
+                sent = {names.MASK: _bytes(mask)}
+            case DType() as dtype:
+                seen = change if dtype is DType.FP32 else change.bfloat16().float()
+                return seen, {names.GRADIENT: self._array(seen, dtype)}
+            case block:
+                codes, scales = quantized(values, block)
+                made, sent = dequantized(codes_from(codes), scales), {}
+        sent[names.CODES] = _bytes(codes)
+        sent[names.SCALES] = self._array(torch.from_numpy(scales), DType.FP32)
+        return torch.from_numpy(made).reshape(change.shape), sent
+
+
+def _bytes(values: Array) -> StageArray:
+    """Return whole numbers below 256 as an array in the wire format."""
+    payload = memoryview(values.tobytes())
+    return StageArray(1, values.size, "uint8", payload, TrafficKind.WEIGHTS)
+
+
+def _peak_bytes(graph: StageGraph, given: Mapping[str, int]) -> int:
+    """Return the working memory of a graph. `given` has the number of elements of its inputs."""
+    inputs = [GivenInput(given[name]) for name in graph.inputs]
+    return GraphMemory(graph.model).peak_bytes(inputs, [True] * len(graph.outputs))
 
 
 def _joined(of: Returned, payloads: Sequence[Any]) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.finite import check_loss
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
+
+_OUTER_RATE: Final = 0.7
+_SPARSE_OUTER_RATE: Final = 1.0  # without momentum: the devices' errors have its effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,8 @@ class LocalUpdates:
 
     def _difference(self, key: SumName, part: RoundPart) -> Array:
         model = self._model
-        return model.exchange.difference(model.work.exchange[key], part.difference[key])
+        elements, work = model.tensors[key].numel(), model.work.exchange[key]
+        return model.exchange.difference(work, elements, part.difference[key])
 
     def _change(
         self, key: SumName, parts: Sequence[RoundPart], shares: Mapping[int, float]
@@ -271,7 +276,10 @@ def local_updates(
         progress=lambda what: context.note(f"making {what}"),
     )
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    outer = OuterOptimizer(job.outer_lr, job.outer_momentum, trained)
+    if job.exchange == ExchangeKind.SPARSE.value:
+        outer = OuterOptimizer(job.outer_lr or _SPARSE_OUTER_RATE, 0.0, trained)
+    else:
+        outer = OuterOptimizer(job.outer_lr or _OUTER_RATE, job.outer_momentum, trained)
     return LocalUpdates(
         whole,
         context.fleet,

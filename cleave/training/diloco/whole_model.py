@@ -116,8 +116,10 @@ class WholeModel:
         trained = _FP32 * sum(tensor.numel() for tensor in keys.values())
         frozen = sum(t.nbytes for t in held.values()) - trained
         states = 2 + len(next(iter(resident.values())).moments)
+        states += exchange is ExchangeKind.SPARSE  # what a device has not returned
         logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
         inputs = _FP32 * tokens * width * (len(layers) + 2)
+        exchanging = max(self.exchange.working_bytes(one.weight) for one in resident.values())
         self.work = LocalModel(
             step=StepWork(
                 layers=layers,
@@ -141,7 +143,7 @@ class WholeModel:
             zeros=work.graph(zeros_graph()),
             clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
             held_bytes=states * trained + frozen,
-            working_bytes=trained + logits + inputs,
+            working_bytes=max(trained + logits + inputs, exchanging),
             activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
         )
 

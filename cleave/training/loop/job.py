@@ -304,13 +304,21 @@ class JobSpec:
         EVERY, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
     )
     exchange: str = _setting(
-        "bf16", "With diloco: form of exchanged weights: fp32, bf16 or int8.", choices=ExchangeKind
+        "bf16",
+        "With diloco: form of exchanged weights: fp32, bf16, int8 or sparse (a 64th of the values, "
+        "in 2 bits).",
+        choices=ExchangeKind,
     )
     outer_lr: float = _setting(
-        0.7, "With diloco: learning rate of the server's outer optimizer.", least=0
+        0.0,
+        "With diloco: learning rate of the server's outer optimizer [default: 0.7, or 1 if sparse]",
+        least=0,
     )
     outer_momentum: float = _setting(
-        0.9, "With diloco: Nesterov momentum of the outer optimizer.", least=0, below=1
+        0.9,
+        "With diloco: Nesterov momentum of the outer optimizer; not used if sparse.",
+        least=0,
+        below=1,
     )
     state: str = _setting(
         "server",
