@@ -47,6 +47,8 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
+from tests.training.runs import losses_of, losses_on_one_device, rounds_job
+from tests.training.runs import trained as trained_by
 from tests.training.test_staged import EvenStages, rows
 
 STEPS = 3
@@ -172,6 +174,23 @@ def test_it_keeps_them_though_its_connection_is_cut(
     ):
         seen = cuts.losses_with_cuts(served, cut, job, tmp_path / "run")
     assert seen == pytest.approx(plain_losses(job), rel=1e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("exchange", ["int8", "sparse"])
+def test_it_trains_an_adapter_by_local_updates(
+    graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, exchange: str
+) -> None:
+    job = rounds_job(corpus_file, exchange)
+    with (
+        cleave.serve(stages_on="any") as listening,
+        device(graph_classes, listening.url, tmp_path / "jvm"),
+    ):
+        listening.fleet.wait_for(1, PATIENCE_S)
+        seen = losses_of(trained_by(job, RunFolder(tmp_path / "run"), listening.fleet))
+    expected = losses_on_one_device(job, RunFolder(tmp_path / "alone"))
+    assert seen == pytest.approx(expected, rel=1e-4)
+    assert len(set(seen)) == 2
 
 
 @pytest.mark.nightly

@@ -21,6 +21,8 @@ from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.workload.models.build import load_folder
+from emulator.virtual import emulated
+from profiles.fleet_device import FleetDevice
 from tests.graphs.models import small_model
 
 
@@ -46,6 +48,20 @@ def trained(job: JobSpec, run: RunFolder, fleet: Fleet | None = None, **how: Any
     seen: list[Record] = []
     train(job, run, TrainContext(fleet, seen.append), **how)
     return seen
+
+
+def rounds_job(corpus_file: Path, exchange: str) -> JobSpec:
+    """A job that trains adapters by two rounds of local updates."""
+    return JobSpec(
+        "opt-nano", str(corpus_file), 4, batch=2, seq=16, checkpoint_every=0, lora="r=4",
+        learning_rate=1e-2, method="diloco", every=2, exchange=exchange,
+    )  # fmt: skip
+
+
+def losses_on_one_device(job: JobSpec, run: RunFolder) -> list[float]:
+    """Return the losses of a job on an emulated device, whose arithmetic is real."""
+    with emulated([FleetDevice("alone", 1e11, 1e8, 1e8, 0.001, 2**31)]) as fleet:
+        return losses_of(trained(job, run, fleet))
 
 
 def steps_of(seen: Sequence[Record]) -> list[StepRecord]:

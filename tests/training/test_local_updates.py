@@ -19,7 +19,7 @@ from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
 from cleave.training.diloco.exchange import returned
 from cleave.training.diloco.local_updates import LocalUpdates
-from cleave.training.diloco.outer import OuterOptimizer
+from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
@@ -58,7 +58,6 @@ class Run:
     def __init__(
         self, model: nn.Module, fleet: Fleet, exchange: ExchangeKind = ExchangeKind.FP32
     ) -> None:
-        sparse = exchange is ExchangeKind.SPARSE
         self.model, self.fleet, self.data = model, fleet, Data()
         self.notes: list[str] = []
         whole = WholeModel(
@@ -69,9 +68,7 @@ class Run:
         self.updates = LocalUpdates(
             whole,
             fleet,
-            OuterOptimizer(1.0, 0.0, parameters)
-            if sparse
-            else OuterOptimizer(OUTER_RATE, OUTER_MOMENTUM, parameters),
+            outer_optimizer(exchange, 0.0, OUTER_MOMENTUM, parameters),
             EVERY,
             stop=lambda: False,
             note=self.notes.append,

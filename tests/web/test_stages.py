@@ -18,6 +18,7 @@ from cleave.machine import webgpu_session
 from cleave.planner.stages.model import PsCompute
 from cleave.server.http.pages import Pages
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import RunFolder
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
@@ -36,6 +37,7 @@ from tests.integration.processes import (
 )
 from tests.integration.test_stages import Prepared, rows
 from tests.machine import swiftshader
+from tests.training.runs import losses_on_one_device, rounds_job
 from tests.training.test_staged import EvenStages
 from tests.web.test_join import (
     DEVICE,
@@ -187,3 +189,32 @@ def test_a_closed_tab_costs_its_share_alone(
             seen += losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
     assert seen == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "exchange"), [("wasm", "int8"), ("wasm", "sparse"), ("webgpu", "sparse")]
+)
+def test_a_browser_trains_an_adapter_by_local_updates(
+    browser: Browser,
+    corpus_file: Path,
+    tmp_path: Path,
+    lasting: dict[str, Any],
+    kernel: str,
+    exchange: str,
+) -> None:
+    job = rounds_job(corpus_file, exchange)
+    command = (
+        "train", "--method", "diloco", "--model", job.model, "--data", job.data, "--steps",
+        str(job.steps), "--every", str(job.every), "--exchange", exchange, "--lora", job.lora,
+        "--learning-rate", str(job.learning_rate), "--batch", str(job.batch), "--seq",
+        str(job.seq), "--checkpoint-every", "0", "--json", "--server", lasting["operator_url"],
+    )  # fmt: skip
+    with visit(browser) as page:
+        join(page, forced(own_page(lasting), kernel))
+        with started(*command, cwd=tmp_path) as (trainer, lines):
+            seen = losses(lines)
+            assert trainer.wait(PATIENCE_S) == 0
+        await_count(page, "graphs", 4 * job.steps)
+    expected = losses_on_one_device(job, RunFolder(tmp_path / "alone"))
+    assert seen == pytest.approx(expected, rel=1e-4)
+    assert len(set(seen)) == job.steps // job.every

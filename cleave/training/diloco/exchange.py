@@ -114,7 +114,7 @@ class Exchange:
         )
         match _form(self.kind, elements):
             case Chunks() as chunks:
-                given |= {names.MASK: -(-elements // 8), names.SCALES: chunks.rows}
+                given |= {names.MASK: chunks.rows * chunks.columns // 8, names.SCALES: chunks.rows}
             case int() as block:
                 given[names.SCALES] = elements // block
         return max(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -27,15 +26,12 @@ from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch
-from cleave.training.diloco.outer import OuterOptimizer
+from cleave.training.diloco.outer import OuterOptimizer, outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.finite import check_loss
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
-
-_OUTER_RATE: Final = 0.7
-_SPARSE_OUTER_RATE: Final = 1.0  # without momentum: the devices' errors have its effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +272,7 @@ def local_updates(
         progress=lambda what: context.note(f"making {what}"),
     )
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if job.exchange == ExchangeKind.SPARSE.value:
-        outer = OuterOptimizer(job.outer_lr or _SPARSE_OUTER_RATE, 0.0, trained)
-    else:
-        outer = OuterOptimizer(job.outer_lr or _OUTER_RATE, job.outer_momentum, trained)
+    outer = outer_optimizer(ExchangeKind(job.exchange), job.outer_lr, job.outer_momentum, trained)
     return LocalUpdates(
         whole,
         context.fleet,

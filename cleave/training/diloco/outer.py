@@ -8,6 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cleave.planner.local_updates import ExchangeKind
+
+_RATE: Final = 0.7
+_SPARSE_RATE: Final = 1.0
 _PREFIX: Final = "optimizer.outer."  # of the momentum in a checkpoint
 
 
@@ -43,3 +47,20 @@ class OuterOptimizer:
         for name, held in self._held.items():
             if (found := tensors.get(_PREFIX + name)) is not None:
                 held.copy_(found)
+
+
+def outer_optimizer(
+    exchange: ExchangeKind, rate: float, momentum: float, parameters: Mapping[str, Tensor]
+) -> OuterOptimizer:
+    """Return the outer optimizer for a form of exchange.
+
+    If the exchange is sparse, there is no momentum, because what devices keep has its effect.
+
+    Args:
+        rate: the outer learning rate; 0 for the published rate.
+        momentum: the outer momentum, unless the exchange is sparse.
+        parameters: the trained parameters by name.
+    """
+    if exchange is ExchangeKind.SPARSE:
+        return OuterOptimizer(rate or _SPARSE_RATE, 0.0, parameters)
+    return OuterOptimizer(rate or _RATE, momentum, parameters)

@@ -1,0 +1,494 @@
+"""Measure what local updates (`--method diloco`) cost in loss.
+
+    python -m benchmarks.local_losses [--models opt-nano,llama-nano] [--seeds 3] [--warm 100]
+                                      [--steps 400] [--every 10,50,200]
+                                      [--exchanges fp32,bf16,int8,sparse] [--plots FOLDER] [--quick]
+    python -m benchmarks.local_losses --disturbed [--every 10] [...]
+
+Eight devices and plain PyTorch train small models on equal numbers of tokens, from weights that
+plain PyTorch has trained for `--warm` steps. Prints held-out losses: means and ranges over seeds.
+
+The devices are replicas in this process, whose local steps run in plain PyTorch, all at once. All
+else is the product: the graphs with which devices exchange weights, and the server's part.
+`tests/benchmarks/test_local_losses.py` compares the losses with those of emulated devices.
+
+`--disturbed` compares three kinds of runs with ten devices. In the first, nothing happens. In the
+second, one device is lost in every round, and a new one takes its place in the next. In the third,
+the server is killed after half of the rounds and resumed, so that all devices begin with new
+moments, and what they had not returned is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from benchmarks.common import machine
+from cleave import graph_names as names
+from cleave.arrays import Array, DType
+from cleave.files import save_figure
+from cleave.fleet.fleet import Fleet
+from cleave.machine.graph_session import GraphSession
+from cleave.planner.local_updates import ExchangeKind
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
+from cleave.scheduler.stages.work import SumName
+from cleave.training.data.batches import Batch, BatchLoader, validation_batches
+from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.outer import outer_optimizer
+from cleave.training.diloco.whole_model import WholeModel
+from cleave.training.loop.context import TrainContext
+from cleave.training.loop.inputs import prepare
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.optimizer import Schedule, UpdateRule
+from cleave.workload.models.build import build_model
+
+_DEVICES: Final = 8
+_BATCH: Final = 1  # sequences in a local step
+_SEQ: Final = 64  # tokens in a sequence
+_RATE: Final = 2e-3
+_WARMUP: Final = 10  # steps
+_HELD_OUT: Final = 64  # sequences
+_RULE: Final = UpdateRule(weight_decay=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a run does.
+
+    Attributes:
+        steps: local steps of each device.
+        devices: number of devices.
+        outer: learning rate and momentum of the outer optimizer; rate 0 for the published one.
+        lost: number of devices that are lost in every round.
+        killed: whether the server is killed after half of the rounds, and resumed.
+    """
+
+    steps: int
+    every: int
+    exchange: ExchangeKind
+    devices: int = _DEVICES
+    outer: tuple[float, float] = (0.0, 0.9)
+    lost: int = 0
+    killed: bool = False
+
+
+class Replicas:
+    """Copies of a model that train alone with AdamW, in plain PyTorch. They are stacked."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self._model = model
+        self.count = count
+        self.weights = {
+            name: p.detach()[None].repeat(count, *[1] * p.ndim)
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        }
+        self._first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self._second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self._updates = torch.zeros(count)
+        self._gradients = vmap(grad_and_value(self._loss))
+
+    def _loss(self, weights: Mapping[str, Tensor], ids: Tensor, labels: Tensor) -> Tensor:
+        given = {"input_ids": ids, "use_cache": False}
+        logits = functional_call(self._model, dict(weights), (), given).logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin a round with the server's weights."""
+        for name, weight in self.weights.items():
+            weight.copy_(weights[name].detach()[None].expand_as(weight))
+
+    def forget(self, number: int) -> None:
+        """Replace a replica by one with new moments."""
+        for moments in (self._first, self._second):
+            for moment in moments.values():
+                moment[number] = 0
+        self._updates[number] = 0
+
+    def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
+        """Do one local step on each replica. Return the losses before it."""
+        losses: Tensor
+        ids, labels = (torch.stack(part) for part in zip(*[b[:2] for b in batches], strict=True))
+        gradients, losses = self._gradients(self.weights, ids, labels)
+        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+        clip = (1.0 / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        self._updates += 1
+        beta1, beta2 = _RULE.betas
+        one, two = 1 - beta1**self._updates, 1 - beta2**self._updates
+        for name, weight in self.weights.items():
+            shape = [-1, *[1] * (weight.ndim - 1)]
+            gradient = gradients[name] * clip.reshape(shape)
+            first = self._first[name].lerp_(gradient, 1 - beta1)
+            second = self._second[name].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            deviation = (second / two.reshape(shape)).sqrt_().add_(_RULE.eps)
+            if weight.ndim > 2:  # a matrix of each replica
+                weight.mul_(1 - rate * _RULE.weight_decay)
+            weight.sub_(rate * (first / one.reshape(shape)) / deviation)
+        return losses
+
+    def state(self) -> list[Tensor]:
+        """Return a copy of all weights and moments."""
+        held = (self.weights, self._first, self._second)
+        return [t.clone() for part in held for t in part.values()] + [self._updates.clone()]
+
+    def restore(self, state: Sequence[Tensor]) -> None:
+        """Load a copy of all weights and moments."""
+        held = (self.weights, self._first, self._second)
+        for mine, theirs in zip([t for p in held for t in p.values()], state[:-1], strict=True):
+            mine.copy_(theirs)
+        self._updates.copy_(state[-1])
+
+
+Curve: TypeAlias = list[tuple[int, float]]
+"""Held-out losses by step."""
+
+FirstRound: TypeAlias = tuple[list[Tensor], list[Tensor]]
+"""The state of replicas after the first round, and the losses of its steps."""
+
+
+class ReplicaFleet:
+    """A fleet and its runtime, for `LocalUpdates`, whose devices are replicas in this process.
+
+    Attributes:
+        drawn: the batches of the next round, in the order in which they were drawn.
+        rate: returns the learning rate of a local step of the next round.
+        lost: numbers of the devices that are lost in the next round.
+        first: what replicas are after the first round, if another run has computed that.
+    """
+
+    def __init__(self, whole: WholeModel, replicas: Replicas) -> None:
+        self.runtime = self
+        self._whole, self._replicas = whole, replicas
+        self.drawn: list[Batch] = []
+        self.rate: Callable[[int], float] = lambda step: 0.0
+        self.lost: set[int] = set()
+        self.first: FirstRound | None = None
+        self._result: RoundResult | None = None
+        self._errors: dict[tuple[int, SumName], Array] = {}
+        graphs = {e.difference.model: e for e in whole.work.exchange.values()}
+        self._graphs = {model: GraphSession(model) for model in graphs}
+
+    def stage_devices(self) -> dict[int, DeviceRates]:
+        rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
+        return dict.fromkeys(range(self._replicas.count), rates)
+
+    def forget(self, number: int) -> None:
+        """Replace a device by a new one."""
+        self._replicas.forget(number)
+        self._errors = {key: e for key, e in self._errors.items() if key[0] != number}
+
+    def begin_round(self, work: RoundWork) -> None:
+        whole, replicas = self._whole, self._replicas
+        count = replicas.count
+        if self.first is not None and work.number == 1:
+            replicas.restore(self.first[0])
+            losses = self.first[1]
+        else:
+            replicas.load({whole.names[key]: t for key, t in whole.tensors.items()})
+            steps = range(len(self.drawn) // count)
+            losses = [
+                replicas.step(self.drawn[n * count : (n + 1) * count], self.rate(n)) for n in steps
+            ]
+            if work.number == 1:
+                self.first = replicas.state(), losses
+        self.drawn.clear()
+        tokens = len(losses) * _BATCH * _SEQ
+        parts = [
+            RoundPart(
+                device,
+                f"device {device}",
+                len(losses),
+                tokens,
+                {(n, 0): _payload(one[device], DType.FP32) for n, one in enumerate(losses)},
+                {key: self._difference(device, key) for key in whole.tensors},
+                0.0,
+                0,
+            )
+            for device in range(count)
+            if device not in self.lost
+        ]
+        self._result = RoundResult(parts, {})
+        for device in self.lost:
+            self.forget(device)
+
+    def next_outcome(self, timeout_s: float) -> RoundResult | None:
+        return self._result
+
+    def end_steps(self) -> None:
+        return
+
+    def _difference(self, device: int, key: SumName) -> dict[str, list[bytes]]:
+        whole = self._whole
+        work = whole.work.exchange[key]
+        start = whole.tensors[key].detach().reshape(-1).numpy()
+        weight = self._replicas.weights[whole.names[key]][device].reshape(-1).numpy()
+        given = {names.START: start, names.WEIGHT: weight}
+        if work.keeps_error:
+            given[names.ERROR] = self._errors.get((device, key), np.zeros_like(start))
+        made = self._graphs[work.difference.model].run(given)
+        if work.keeps_error:
+            self._errors[device, key] = made[names.updated(names.ERROR)]
+        return {
+            each.name: [_payload(torch.from_numpy(made[each.name]), DType(each.dtype))]
+            for each in work.returned
+        }
+
+
+def _payload(values: Tensor, dtype: DType) -> bytes:
+    """Return elements in the wire format."""
+    kinds = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16, DType.FP32: torch.float32}
+    found = values.detach().to(kinds[dtype]).contiguous().reshape(-1)
+    return bytes(found.view(torch.uint8).numpy().tobytes())
+
+
+class Trial:
+    """Trains one model from one seed by several methods.
+
+    Args:
+        warm: steps of plain PyTorch before the methods begin.
+    """
+
+    def __init__(self, name: str, seed: int, warm: int) -> None:
+        data = prepare(JobSpec(name, seq=_SEQ), TrainContext(None, lambda record: None))
+        self._tokens, self._seed = data.corpus.train, seed
+        self._model = build_model(data.source.spec, seed=seed).train()
+        self._model.set_attn_implementation("eager")  # the only one that can be stacked
+        held_out = validation_batches(data.corpus.validation, _BATCH, _SEQ, _HELD_OUT)
+        self._held_out = [torch.cat(part) for part in zip(*[b[:2] for b in held_out], strict=True)]
+        self._loader = BatchLoader(self._tokens, batch=_DEVICES * _BATCH, seq=_SEQ, seed=seed)
+        replicas = Replicas(self._model, 1)
+        for step in range(warm):
+            replicas.step([self._loader.next_batch()], _RATE * min(1.0, (step + 1) / _WARMUP))
+        self._save(replicas)
+        self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
+        self._warmed = replicas.state()
+        self.begin_loss = self.loss()
+        self._first: dict[tuple[int, int], FirstRound] = {}
+        self._wholes: dict[ExchangeKind, WholeModel] = {}
+
+    def _save(self, replicas: Replicas) -> None:
+        with torch.no_grad():
+            for name, weight in replicas.weights.items():
+                self._model.get_parameter(name).data = weight[0].clone()
+
+    def loss(self) -> float:
+        """Return the held-out loss of the model."""
+        ids, labels = self._held_out
+        with torch.no_grad():
+            logits = self._model(input_ids=ids, use_cache=False).logits
+            return float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+    def _restart(self, devices: int) -> BatchLoader:
+        """Begin again with the trained weights, and the data after them."""
+        with torch.no_grad():
+            for name, weight in self._begin.items():
+                self._model.get_parameter(name).data = weight.clone()
+        batch = _BATCH if devices else _DEVICES * _BATCH
+        loader = BatchLoader(self._tokens, batch=batch, seq=_SEQ, seed=self._seed)
+        loader.restore(self._loader.state())
+        return loader
+
+    def exact(self, steps: int) -> Curve:
+        """Train with plain PyTorch. Return held-out losses by step."""
+        loader, replicas, schedule = self._restart(0), Replicas(self._model, 1), _schedule(steps)
+        replicas.restore(self._warmed)
+        found = [(0, self.loss())]
+        for step in range(steps):
+            replicas.step([loader.next_batch()], schedule.rate(step))
+            if (step + 1) % (steps // 4) == 0:
+                self._save(replicas)
+                found.append((step + 1, self.loss()))
+        return found
+
+    def locally(self, setting: Setting, devices: Fleet | None = None) -> Curve:
+        """Train by rounds. Return held-out losses by step.
+
+        `devices`: a fleet to use instead of replicas.
+        """
+        loader = self._restart(setting.devices)
+        whole = self._wholes.get(setting.exchange)
+        if whole is None:
+            whole = WholeModel(
+                self._model, batch=_BATCH, seq=_SEQ, dtype=DType.FP32, rule=_RULE, clip=1.0,
+                exchange=setting.exchange, progress=lambda what: None,
+            )  # fmt: skip
+            self._wholes[setting.exchange] = whole
+        fleet = ReplicaFleet(whole, Replicas(self._model, setting.devices))
+        fleet.first = self._first.get((setting.every, setting.devices))
+        trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        updates = LocalUpdates(
+            whole,
+            devices or cast("Fleet", fleet),  # which has what `LocalUpdates` uses
+            outer_optimizer(setting.exchange, setting.outer[0], setting.outer[1], trained),
+            setting.every,
+            stop=lambda: False,
+            note=print,
+            presence=lambda presence: None,
+        )
+        schedule, found = _schedule(setting.steps), [(0, self.loss())]
+
+        def step() -> list[Batch]:
+            batch = loader.next_batch()
+            fleet.drawn.append(batch)
+            return [batch]
+
+        for done in range(0, setting.steps, setting.every):
+            fleet.rate = partial(_rate, schedule, done)
+            number = done // setting.every
+            fleet.lost = {(number + n) % setting.devices for n in range(setting.lost)}
+            if setting.killed and done >= setting.steps // 2 > done - setting.every:
+                for device in range(setting.devices):
+                    fleet.forget(device)
+            updates.round(fleet.rate, step)
+            if (done + setting.every) % (setting.steps // 4) == 0 or (
+                done + setting.every == setting.steps
+            ):
+                found.append((done + setting.every, self.loss()))
+        updates.close()
+        if fleet.first is not None:
+            self._first[setting.every, setting.devices] = fleet.first
+        return found
+
+
+def _rate(schedule: Schedule, done: int, number: int) -> float:
+    """Return the learning rate of a local step of a round, after `done` steps."""
+    return schedule.rate(done + number)
+
+
+def _schedule(steps: int) -> Schedule:
+    return Schedule(_RATE, _WARMUP, steps)
+
+
+_COLORS: Final = {
+    "exact": "black", "fp32": "tab:blue", "bf16": "tab:orange", "int8": "tab:green",
+    "sparse": "tab:red",
+}  # fmt: skip
+
+
+def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
+    """Print the last held-out losses of several seeds."""
+    last = [run[-1][1] for run in runs]
+    spread = f"{min(last):.3f} to {max(last):.3f}"
+    more = ""
+    if exact:
+        more = f"{statistics.mean(last) - statistics.mean(run[-1][1] for run in exact):+.3f}"
+    print(f"{name:<34}{statistics.mean(last):>8.3f}  {spread:<16}{more:>8}", flush=True)
+
+
+def losses(
+    trials: Mapping[str, Sequence[Trial]],
+    steps: int,
+    everies: Sequence[int],
+    kinds: Sequence[ExchangeKind],
+    outer: tuple[float, float],
+    plots: Path | None,
+) -> None:
+    """Print and draw held-out losses of exact training and of local updates."""
+    for model, seeds in trials.items():
+        began_s = time.perf_counter()
+        print(f"\n{model}, {_DEVICES} devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
+        print(f"{'':<34}{'loss':>8}  {'range':<16}{'exact':>8}")
+        show("before", [[(0, trial.begin_loss)] for trial in seeds])
+        exact = [trial.exact(steps) for trial in seeds]
+        show("exact", exact)
+        figure = Figure(figsize=(3.2 * len(everies), 3.4), layout="constrained")
+        panels = figure.subplots(1, len(everies), sharey=True, squeeze=False)[0]
+        for every, panel in zip(everies, panels, strict=True):
+            draw(panel, "exact", exact)
+            for kind in kinds:
+                setting = Setting(steps, every, kind, outer=outer)
+                runs = [trial.locally(setting) for trial in seeds]
+                show(f"every {every}, {kind.value}", runs, exact)
+                draw(panel, kind.value, runs)
+            panel.set(title=f"every {every} steps", xlabel="steps of each device")
+        panels[0].set(ylabel=f"held-out loss of {model}")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+        if plots is not None:
+            save_figure(figure, plots / f"local-updates-{model.partition('-')[0]}.svg", 150)
+        print(f"took {time.perf_counter() - began_s:,.0f} s", flush=True)
+
+
+def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
+    """Draw the mean and the range of held-out losses of several seeds against the step."""
+    steps = [step for step, _ in runs[0]]
+    at = [[run[n][1] for run in runs] for n in range(len(steps))]
+    color = _COLORS[name]
+    panel.plot(steps, list(map(statistics.mean, at)), "o-", markersize=3, label=name, color=color)
+    panel.fill_between(steps, list(map(min, at)), list(map(max, at)), color=color, alpha=0.15)
+
+
+def disturbed(
+    trials: Mapping[str, Sequence[Trial]],
+    steps: int,
+    everies: Sequence[int],
+    kinds: Sequence[ExchangeKind],
+) -> None:
+    """Print held-out losses if devices are lost, and if the server is killed."""
+    for model, seeds in trials.items():
+        print(f"\n{model}, 10 devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
+        print(f"{'':<34}{'loss':>8}  {'range':<16}{'more':>8}")
+        for every in everies:
+            for kind in kinds:
+                calm = Setting(steps, every, kind, devices=10)
+                name, runs = f"every {every}, {kind.value}", [t.locally(calm) for t in seeds]
+                show(name, runs)
+                lost = replace(calm, lost=1)
+                show(f"{name}, one lost a round", [t.locally(lost) for t in seeds], runs)
+                killed = replace(calm, killed=True)
+                show(f"{name}, server killed", [t.locally(killed) for t in seeds], runs)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _kinds(text: str) -> list[ExchangeKind]:
+    return [ExchangeKind(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", default="opt-nano,llama-nano")
+    parser.add_argument("--warm", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--every", type=_numbers, default=[10, 50, 200])
+    parser.add_argument("--exchanges", type=_kinds, default=list(ExchangeKind))
+    parser.add_argument("--outer-lr", type=float, default=0.0)
+    parser.add_argument("--outer-momentum", type=float, default=0.9)
+    parser.add_argument("--plots", type=Path, help="folder for one figure of each model")
+    parser.add_argument("--disturbed", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="one model and one seed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the models are too small for more
+    print(machine(), flush=True)
+    models, seeds = options.models.split(","), options.seeds
+    if options.quick:
+        models, seeds = models[:1], 1
+    trials = {
+        model: [Trial(model, seed, options.warm) for seed in range(seeds)] for model in models
+    }
+    common = trials, options.steps, options.every, options.exchanges
+    if options.disturbed:
+        disturbed(*common)
+    else:
+        losses(*common, (options.outer_lr, options.outer_momentum), options.plots)
+
+
+if __name__ == "__main__":
+    main()
