@@ -29,6 +29,7 @@ from cleave.scheduler.stages import device, hot_spares
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.stages import resident as trained_state
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from emulator.activity import Presence
@@ -133,6 +134,7 @@ def served_run(
     with (
         mock.patch.object(device, "_SNAPSHOT_BYTES", _PIECE_BYTES),
         mock.patch.object(device, "UPDATE_FLOPS", _UPDATE_FLOPS),
+        mock.patch.object(trained_state, "_STAYS_S", trained_state._STAYS_S / SPEEDUP),
         mock.patch.object(resident, "UPDATE_FLOPS", _UPDATE_FLOPS),
         mock.patch.object(hot_spares, "_MOST_BUSY", hot_spares._MOST_BUSY if hot else 0.0),
         emulated(profiles, seed=seed, verify=False, coding="off") as fleet,

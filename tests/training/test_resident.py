@@ -143,6 +143,23 @@ def test_neither_weights_nor_gradients_travel() -> None:
         assert fleet.counters().traffic.up.weights > before.up.weights
 
 
+def test_departures_are_counted_with_and_without_a_stage() -> None:
+    """Before the first one, a device is expected to stay for eight hours."""
+    with emulated(4, seed=1) as fleet:
+        run = Run(small_model("opt"), fleet)
+        run.step(batches(1)[0])
+        state = run.staged.resident
+        assert state is not None
+        stages, began_s = state._stages, state._began_s
+        present = {*fleet.runtime.stage_devices()}
+        both = state.between_losses_s(began_s + 600, present)
+        assert both == pytest.approx([600 + 8 * 3600 / stages] * 2)
+        present.pop()
+        _, between_s = state.between_losses_s(began_s + 700, present)
+        assert between_s == pytest.approx(700 / min(1.0, stages / 3))
+        run.staged.sync()
+
+
 def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> Callable[[], int]:
     """Lose the device of every message whose number is a multiple of `after`, `LOSSES` times.
 

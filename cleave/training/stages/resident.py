@@ -6,9 +6,8 @@ log of all steps since then. `ResidentState.take` makes the devices' state the n
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +38,7 @@ from cleave.training.stages.stage_work import ModelWork, floats
 from cleave.training.stages.step_log import LogFolder, StepLog
 from cleave.training.stages.stored_steps import StoredStep
 
-_STAYS_S: Final = 3600.0  # how long a device is expected to stay, before any has left
+_STAYS_S: Final = 8 * 3600.0  # how long a device is expected to stay, before any has left
 _MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
 _FIRST_INTERVAL: Final = 8  # steps between snapshots, until a plan gives another number
 
@@ -122,7 +121,7 @@ class ResidentState:
         self._pieces = storage.files.pieces() if storage.files is not None else None
         self.protection = Protection(_FIRST_INTERVAL, 0)
         self._departures = 0
-        self._holders: Sequence[set[int]] = ()  # of each stage in the last step
+        self._present: Set[int] = frozenset()  # devices in the last step
         self.losses = 0
         self._began_s = now_s
         self._stages = 1  # number of stages in the last step
@@ -194,11 +193,6 @@ class ResidentState:
     def add(self, work: StepWork, result: StepResult, step: StoredStep) -> StoredStep:
         """Add a step to the log after all devices have done its updates; see `StepLog.add`."""
         self.losses += result.restored
-        holders = [{*one.backward_by.values()} for one in result.records]
-        if len(holders) == len(self._holders):
-            changed = sum(a != b for a, b in zip(holders, self._holders, strict=True))
-            self._departures += changed
-        self._holders = holders
         self.under_way = result.fetching
         self._stages = len(result.records)
         return self.log.add(self.updates + 1, work, self._resident, step)
@@ -213,15 +207,23 @@ class ResidentState:
         """Return the number of updates until now, since the run began."""
         return self.position + len(self.log.steps)
 
-    def between_losses_s(self, now_s: float) -> tuple[float, float]:
+    def between_losses_s(self, now_s: float, present: Set[int]) -> tuple[float, float]:
         """Return the time in seconds between losses that need a snapshot, and between all losses.
 
-        For the former, a device is expected to stay for an hour before any loss. For the latter,
-        only losses in this run count.
+        Before any loss or departure, a device is expected to stay for eight hours. Devices with and
+        without a stage leave equally often.
+
+        Args:
+            present: the devices that can train layers now.
         """
+        self._departures += len(self._present - present)
+        self._present = frozenset(present)
         passed_s = now_s - self._began_s
-        between_s = passed_s / self._departures if self._departures else math.inf
-        return (passed_s + _STAYS_S / self._stages) / (1 + self.losses), between_s
+        expected_s = passed_s + _STAYS_S / self._stages
+        share = min(1.0, self._stages / max(1, len(present)))  # of the devices that have a stage
+        departures = self._departures * share
+        between_s = passed_s / departures if departures else expected_s
+        return expected_s / (1 + self.losses), between_s
 
     def take(self, snapshot: Snapshot) -> None:
         """Use a new snapshot of all layers, and remove the steps that it contains from the log.

@@ -465,7 +465,8 @@ class StagedModel:
         self._log_plan = self._step_plan
         if result.snapshot is not None:
             self._use_snapshot(result.snapshot)
-        times = self.resident.between_losses_s(self.runtime.now())
+        present = {*self.plans.devices()}
+        times = self.resident.between_losses_s(self.runtime.now(), present)
         self.resident.protection = self.plans.protection(*times) or self.resident.protection
         if self.resident.snapshot_is_due:
             self.resident.under_way = self.resident.updates
