@@ -198,7 +198,7 @@ What this shows
    simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
    plot       {_seen_from_here(Path(small["plot"]))}
               shows both curves, and when the device was killed
-   all of it  {took_s:.0f} s
+   duration   {took_s:.0f} s
 
 Next
    cleave serve --host 0.0.0.0

@@ -165,8 +165,8 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
             raise UsageError(
-                f"{option} is for real time and --model emulates in virtual time, until its "
-                f"--steps are done; leave one of them out"
+                f"{option} is for real time, and --model emulates in virtual time until its "
+                f"--steps are done; leave out one or the other"
                 if virtual
                 else f"{option} is for steps of a model in virtual time; give a --model, or leave "
                 f"it out"
@@ -286,8 +286,8 @@ def _stages(asked: _Asked) -> None:
         seconds = step.seconds + found.ps.optimizer_s
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
-            f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
-            f"PS's optimizer; the PS sends "
+            f"{counted(len(members), 'device')}, including {in_seconds(found.ps.optimizer_s)} for "
+            f"the server's optimizer; the server sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))

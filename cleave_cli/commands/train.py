@@ -160,8 +160,8 @@ def train(
     if in_file:
         if resume:
             raise UsageError(
-                "the settings of --config begin a run and --resume continues one; give one of "
-                f"them, or a file that has no more than [{TABLE}]"
+                "the settings of --config begin a run, and --resume continues one; give one or "
+                f"the other, or a file with nothing but [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
         settings = {**in_file, **ours}

@@ -30,8 +30,8 @@ def server_parts(record: Mapping[str, Any]) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda each: -each[1]))
 
 
-def bottleneck(record: Mapping[str, Any]) -> str:
-    """Return a clause that names what takes the most time in a step by stages.
+def bottleneck(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what takes the most time in a step by stages, and a clause that says how much.
 
     Args:
         record: a `StepRecord` as a dictionary, with at least one device.
@@ -46,7 +46,7 @@ def bottleneck(record: Mapping[str, Any]) -> str:
     text = f"{what} takes {seconds:.3g} of {wall_s:.3g} s{details}"
     if seconds < _LIMITS * wall_s:
         text += "; server and devices also wait for each other, less so with larger batches"
-    return text
+    return what, text
 
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:

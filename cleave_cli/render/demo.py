@@ -32,7 +32,7 @@ def draw_losses(
     axes.plot(steps, alone, color="#f0b27a", linewidth=9, label="this machine alone, plain PyTorch")
     axes.plot(
         steps, together, color="#1f4e79", linewidth=1.5, marker="o", markersize=4,
-        label=f"{devices} devices, of which one is killed",
+        label=f"{devices} devices, one of which is killed",
     )  # fmt: skip
     axes.axvline(killed_after + 0.5, color="#b03a2e", linestyle="--", linewidth=1.2)
     axes.annotate(

@@ -323,7 +323,7 @@ class JobSpec:
     )
     offload: str = _setting(
         "all",
-        "Products sent by tiles: all, or auto (those that the fleet finishes sooner).",
+        "Products sent by tiles: all, or auto (those that are faster on the fleet).",
         choices=OffloadMode,
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")

@@ -206,8 +206,8 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     sampled = bool(saved) and not saved.startswith(_WHOLE)
     if frozen_digest(model, sampled=sampled) != saved:
         raise CleaveError(
-            f"the weights of {name!r} have changed since adapters were trained beside them; put "
-            f"the old ones back, or resume with --accept-changes"
+            f"the weights of {name!r} have changed since the adapters were trained; put the old "
+            f"ones back, or resume with --accept-changes"
         )
 
 

@@ -211,6 +211,7 @@ function Page({ saved, kernel }: PageProps) {
       secure={globalThis.isSecureContext}
       app={invitation.code && onAndroid(navigator.userAgent) ? appLink(location.href) : null}
       bytes_per_s={saved.lastBytesPerSecond(server)}
+      cap={conditions.cap}
       start={start}
     >
       {choices}

@@ -98,13 +98,16 @@ export interface ReadyProps {
   readonly app: string | null;
   /** Bytes a second when it helped last; null where that is not known. */
   readonly bytes_per_s: number | null;
+  /** The limit of data that is chosen now. */
+  readonly cap: DataCap | null;
   readonly start: () => void;
   readonly children: ComponentChildren;
 }
 
 /** Before the start: who asks, what will happen, and the owner's choices. */
 export function Ready(props: ReadyProps) {
-  const { host, project, name, onName, known, secure, app, bytes_per_s, start, children } = props;
+  const { host, project, name, onName, known, secure, app, bytes_per_s, cap, start, children } =
+    props;
   return (
     <form
       class="stack"
@@ -137,7 +140,10 @@ export function Ready(props: ReadyProps) {
           <li data-figure="use">
             {bytes_per_s !== null
               ? `It uses data: ${dataUse(bytes_per_s)} when it helped last.`
-              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}
+              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}{" "}
+            {cap === null
+              ? "Without a limit, it may use all that your plan has."
+              : `It stops after ${amount(cap)} ${SPANS[cap.span]}: change that below.`}
           </li>
           <li>It gets warm; the browser keeps it within its limits.</li>
         </ul>
