@@ -185,14 +185,14 @@ export function Ready(props: ReadyProps) {
   );
 }
 
-export interface ChoicesProps {
+export interface ChoicesProps extends Pick<CapProps, "refused" | "onRefused"> {
   readonly conditions: Conditions;
   readonly offered: readonly (keyof Switches)[];
   readonly onChange: (conditions: Conditions) => void;
 }
 
 /** The owner's conditions, those that this browser can tell. */
-export function Choices({ conditions, offered, onChange }: ChoicesProps) {
+export function Choices({ conditions, offered, onChange, refused, onRefused }: ChoicesProps) {
   return (
     <fieldset class="choices">
       <legend>When to stop by itself</legend>
@@ -206,7 +206,12 @@ export function Choices({ conditions, offered, onChange }: ChoicesProps) {
           <span>{CHOICES[name]}</span>
         </label>
       ))}
-      <Cap cap={conditions.cap} onChange={(cap) => onChange({ ...conditions, cap })} />
+      <Cap
+        cap={conditions.cap}
+        onChange={(cap) => onChange({ ...conditions, cap })}
+        refused={refused}
+        onRefused={onRefused}
+      />
     </fieldset>
   );
 }
@@ -218,15 +223,22 @@ const SPANS: { readonly [S in Span]: string } = {
   [Span.MONTH]: "a month",
 };
 
+interface CapProps {
+  readonly cap: DataCap | null;
+  readonly onChange: (cap: DataCap | null) => void;
+  /** Why what was typed is no limit; "" if it is one. The start of the work does not hide it. */
+  readonly refused: string;
+  readonly onRefused: (text: string) => void;
+}
+
 /** The limit of data: whether there is one, how much, and over what time. */
-function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap | null) => void }) {
+function Cap({ cap, onChange, refused, onRefused }: CapProps) {
   const [latest, setLatest] = useState(cap ?? STANDARD_CAP); // also while it is switched off
   const [typed, setTyped] = useState(String(latest.bytes / GIGABYTE));
-  const [refused, setRefused] = useState("");
   const choose = (chosen: DataCap) => {
     setLatest(chosen);
     setTyped(String(chosen.bytes / GIGABYTE));
-    setRefused("");
+    onRefused("");
     onChange(chosen);
   };
   const enter = () => {
@@ -234,7 +246,9 @@ function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap |
     if (gigabytes === null) {
       const now = `${latest.bytes / GIGABYTE} GB ${SPANS[latest.span]}`;
       setTyped(String(latest.bytes / GIGABYTE));
-      setRefused(`“${typed}” is not an amount: the limit stays ${now}. Enter a number above 0.`);
+      onRefused(
+        `“${typed}” is not an amount: the limit stays ${now}. Enter a number above 0, and at most 100000.`,
+      );
     } else choose({ ...latest, bytes: gigabytes * GIGABYTE });
   };
   return (
