@@ -213,7 +213,7 @@ class JobSpec:
     """
 
     model: str = _setting(
-        ..., "Model name, such as opt-125m, or a Hugging Face folder.", common=True
+        ..., "Model, such as opt-125m, a folder, or ORG/NAME after `hf download`.", common=True
     )
     data: str = _setting(
         "",
