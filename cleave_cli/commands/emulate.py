@@ -340,13 +340,13 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
         f"{counted(devices, 'device')}\n"
         f"  {counts}\n"
         f"  {counted(done.gemms, 'GEMM')}, {counted(done.tiles, 'tile')}, "
-        f"{counted(done.blocks, 'block')}, {done.reissued:,} given out again\n"
-        f"  the PS sends {human_bytes(done.downlink_bytes)} "
+        f"{counted(done.blocks, 'block')}, {done.reissued:,} reissued\n"
+        f"  the server sends {human_bytes(done.downlink_bytes)} "
         f"({done.downlink_bytes * 8e-9 / seconds:.3g} Gbit/s) and receives "
         f"{human_bytes(done.uplink_bytes)} ({done.uplink_bytes * 8e-9 / seconds:.3g} Gbit/s)\n"
-        f"  coding saves {human_bytes(done.saved.down.total)} of the former and "
-        f"{human_bytes(done.saved.up.total)} of the latter\n"
+        f"  compression saves {human_bytes(done.saved.down.total)} of the bytes sent and "
+        f"{human_bytes(done.saved.up.total)} of the bytes received\n"
         f"  emulated here in {step.wall_s:.3g} s: {step.events:,} events, and "
-        f"{step.reused_events:,} of recorded timelines"
+        f"{step.reused_events:,} taken from recorded timelines"
     )
     typer.echo(filled(text))

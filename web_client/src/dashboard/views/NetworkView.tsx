@@ -43,7 +43,7 @@ export function NetworkView(props: {
       <table class="plain">
         <thead>
           <tr>
-            <th scope="col">traffic</th>
+            <th scope="col">server</th>
             <th scope="col">now</th>
             <th
               scope="col"
@@ -57,13 +57,13 @@ export function NetworkView(props: {
         </thead>
         <tbody>
           <Direction
-            name="To devices"
+            name="Sent"
             now={rates.egress_bytes_per_s}
             card={card.egress_bytes_per_s}
             total={totals.down_bytes}
           />
           <Direction
-            name="From devices"
+            name="Received"
             now={rates.ingress_bytes_per_s}
             card={card.ingress_bytes_per_s}
             total={totals.up_bytes}
