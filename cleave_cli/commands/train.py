@@ -152,8 +152,8 @@ def train(
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and Path(resume).is_dir():
             display.note(
-                f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
-                f"emulated here; --server URL would continue there"
+                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
+                f"emulated; to continue on a server, give --server URL"
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")

@@ -359,7 +359,7 @@ class JobSpec:
         for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
                 raise UsageError(
-                    f"--{_flag(name)} is of use with held-out losses; give --eval-every as well"
+                    f"--{_flag(name)} needs held-out losses; give --eval-every as well"
                 )
         if bool(self.sample_every) != bool(self.prompt):
             raise UsageError(
