@@ -1,10 +1,12 @@
 """Train between two homes, each behind a NAT of its own, in each way that the documents describe.
 
-    python -m benchmarks.between_homes [--ways forward ssh wireguard relay] [--steps 3]
+    python -m benchmarks.between_homes [--ways forward ssh wireguard socat caddy] [--steps 3]
 
-Linux, root. Needs `nft`; `sshd` and `ssh` for `ssh`; `wg-quick` for `wireguard` and `relay`, with a
-kernel module or `wireguard-go`; `socat` for `relay`. Makes five network namespaces: a server and
-a device, a home router with NAT for each, and a public host between the routers.
+Linux, root. Needs `nft`; `sshd` and `ssh` for `ssh`; `wg-quick` for `wireguard` and the relays,
+with a kernel module or `wireguard-go`; and `socat`, `haproxy`, `nginx` (Debian: also
+`libnginx-mod-stream`) or `caddy` for the ways with their names. Their configurations are those of
+docs/how-to/between-homes.md. Makes five network namespaces: a server and a device, a home router
+with NAT for each, and a public host between the routers.
 
 For each way, the server prints a join URL, a device joins with it and trains whole layers, and the
 tunnel of `ssh` is cut once. Prints seconds until the device is ready and per step, bytes per step
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -27,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -36,6 +40,7 @@ from benchmarks.common import machine
 from benchmarks.links import namespaces_missing, run_in_shell
 from benchmarks.side_by_side.method import LOSS_LIMITS
 from benchmarks.side_by_side.processes import Processes, Started
+from cleave.transport.tls import make_certificate
 
 _CLEAVE: Final = (sys.executable, "-m", "cleave_cli")
 _JOB: Final = ("--model", "opt-tiny", "--batch", "4", "--seq", "128")
@@ -61,7 +66,10 @@ table ip home {{
   }}
 }}
 """
-_FORWARDED: Final = f'iifname "wan" tcp dport {_PORT} dnat to 192.168.1.2:{_PORT};'
+_FORWARDED: Final = f'iifname "wan" tcp dport {{ 443, {_PORT} }} dnat to 192.168.1.2;'
+_PAGE: Final = Path(__file__).parents[1] / "docs" / "how-to" / "between-homes.md"
+_NAME: Final = "relay.example.org"  # in the documents; the address is `_SERVER_HOME`
+_STREAM: Final = "/usr/lib/nginx/modules/ngx_stream_module.so"  # where Debian's nginx has it
 
 
 class Way(Enum):
@@ -70,15 +78,40 @@ class Way(Enum):
     FORWARD = "forward"  # the router of the server's home forwards a port
     SSH = "ssh"  # the server keeps a tunnel to the public host
     WIREGUARD = "wireguard"  # server and device are in one WireGuard network
-    RELAY = "relay"  # only server and public host are in it, and the public host passes bytes on
+    # Only server and public host are in it, and the public host passes bytes on.
+    SOCAT = "socat"
+    HAPROXY_TCP = "haproxy-tcp"
+    NGINX_TCP = "nginx-tcp"
+    # A proxy on the server's machine ends TLS, and the router forwards its port.
+    CADDY = "caddy"
+    NGINX = "nginx"
+    HAPROXY = "haproxy"
+
+    @property
+    def relays(self) -> bool:
+        """Whether the public host passes on encrypted bytes."""
+        return self in (Way.SOCAT, Way.HAPROXY_TCP, Way.NGINX_TCP)
+
+    @property
+    def ends_tls(self) -> bool:
+        """Whether a reverse proxy decrypts."""
+        return self in (Way.CADDY, Way.NGINX, Way.HAPROXY)
+
+    @property
+    def program(self) -> str:
+        """The relay or proxy."""
+        return self.value.removesuffix("-tcp")
 
     def needs(self) -> tuple[str, ...]:
         """Return the programs that this way needs."""
+        if self.relays:
+            return ("nft", "wg", "wg-quick", self.program)
+        if self.ends_tls:
+            return ("nft", self.program)
         return {
             Way.FORWARD: ("nft",),
             Way.SSH: ("nft", "sshd", "ssh", "ssh-keygen"),
             Way.WIREGUARD: ("nft", "wg", "wg-quick"),
-            Way.RELAY: ("nft", "wg", "wg-quick", "socat"),
         }[self]
 
 
@@ -125,6 +158,14 @@ class Homes:
         for router, ports in (("router-a", _FORWARDED if forwarded else ""), ("router-b", "")):
             self.run(router, "nft", "flush", "ruleset")
             self.run(router, "nft", "-f", "-", given=_NAT.format(forwarded=ports))
+
+    def names(self, host: str, addresses: dict[str, str], stack: ExitStack) -> None:
+        """Give a host names for addresses, until the stack ends."""
+        folder = Path("/etc/netns", self.name(host))
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(shutil.rmtree, folder)
+        lines = ["127.0.0.1 localhost", *(f"{it} {name}" for name, it in addresses.items())]
+        (folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
 
     def passed_bytes(self, host: str, interface: str) -> int:
         """Return the bytes that an interface has sent and received."""
@@ -245,6 +286,43 @@ def _wireguard(homes: Homes, stack: ExitStack, folder: Path, members: Sequence[s
     homes.forwards("public")
 
 
+def _documented(language: str, text: str) -> str:
+    """Return the configuration of the documents that is in a language and contains a text."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (found,) = (block for block in blocks if text in block)
+    return str(found)
+
+
+def _proxy(way: Way, folder: Path) -> tuple[str, ...]:
+    """Write the configuration of a relay or proxy. Return the command that starts it.
+
+    A proxy that ends TLS gets the key and certificate in `folder`/proxy.pem.
+    """
+    file, pem = folder / "proxy.conf", str(folder / "proxy.pem")
+    match way:
+        case Way.SOCAT:
+            return ("socat", f"TCP-LISTEN:{_PORT},fork,reuseaddr", f"TCP:{_SERVER_INSIDE}:{_PORT}")
+        case Way.HAPROXY | Way.HAPROXY_TCP:
+            block = _documented("haproxy", "mode tcp" if way.relays else "mode http")
+            file.write_text(re.sub(r"crt \S+", f"crt {pem}", block))
+            return ("haproxy", "-db", "-f", str(file))
+        case Way.NGINX | Way.NGINX_TCP:
+            block = _documented("nginx", "stream {" if way.relays else "listen 443")
+            block = re.sub(r"(ssl_certificate\w*) \S+;", rf"\1 {pem};", block)
+            began = f"daemon off;\npid {folder}/nginx.pid;\n"
+            if way.relays:
+                file.write_text(f"{began}load_module {_STREAM};\nevents {{}}\n{block}")
+            else:
+                file.write_text(f"{began}events {{}}\nhttp {{\n{block}}}\n")
+            return ("nginx", "-e", "stderr", "-p", str(folder), "-c", str(file))
+        case _:
+            # Only this is different from the documents: there is no authority here to ask.
+            block = _documented("caddyfile", "reverse_proxy")
+            block = block.replace("    reverse_proxy", f"    tls {pem} {pem}\n    reverse_proxy")
+            file.write_text(f"{{\n    admin off\n}}\n{block}")
+            return ("caddy", "run", "--adapter", "caddyfile", "--config", str(file))
+
+
 def _until(condition: Callable[[], bool], longest_s: float = 60.0) -> None:
     """Wait until a condition holds. Raise RuntimeError after `longest_s` seconds."""
     until_s = time.monotonic() + longest_s
@@ -265,6 +343,7 @@ def travel(way: Way, homes: Homes, steps: int, folder: Path) -> Travel:
         processes = stack.enter_context(Processes(folder, time.monotonic() + _LONGEST_S))
         public_url = ("--public-url", f"wss://{_PUBLIC}:{_PORT}")
         where: tuple[str, ...]
+        trusts: dict[str, str] = {}
         tunnel: Started | None = None
         match way:
             case Way.FORWARD:
@@ -278,12 +357,24 @@ def travel(way: Way, homes: Homes, steps: int, folder: Path) -> Travel:
             case Way.WIREGUARD:
                 _wireguard(homes, stack, folder, ["server", "device"])
                 where = ("--host", _SERVER_INSIDE)
-            case Way.RELAY:
+            case _ if way.relays:
                 _wireguard(homes, stack, folder, ["server"])
-                listens = f"TCP-LISTEN:{_PORT},fork,reuseaddr"
-                command = ("socat", listens, f"TCP:{_SERVER_INSIDE}:{_PORT}")
-                processes.start("socat", homes.inside("public", *command))
+                processes.start(way.value, homes.inside("public", *_proxy(way, folder)))
                 where = ("--host", _SERVER_INSIDE, *public_url)
+            case _:
+                homes.port(forwarded=True)
+                stack.callback(homes.port, forwarded=False)
+                homes.names("device", {_NAME: _SERVER_HOME}, stack)
+                pem = make_certificate((_NAME,), datetime.now(UTC))
+                (folder / "proxy.pem").write_bytes(pem)
+                trusted = folder / "trusted.pem"  # as if an authority had signed it
+                trusted.write_bytes(pem[pem.index(b"-----BEGIN CERT") :])
+                trusts["SSL_CERT_FILE"] = str(trusted)
+                places = {f"XDG_{kind}_HOME": str(folder / "xdg") for kind in ("CONFIG", "DATA")}
+                command = homes.inside("server", *_proxy(way, folder))
+                processes.start(way.value, command, **places)
+                _until(partial(homes.reaches, _SERVER_HOME, 443))
+                where = ("--tls", "off", "--public-url", f"wss://{_NAME}")
         data = str(folder / "data")
         serving = (*_CLEAVE, "serve", *where, "--data", data, "--compute", "off", "--json")
         serving += ("--runs", str(folder / "runs"))
@@ -299,7 +390,10 @@ def travel(way: Way, homes: Homes, steps: int, folder: Path) -> Travel:
         began_s = time.monotonic()
         joining = (*_CLEAVE, "join", url, "--runner", "cpu", "--memory", "2GB", "--json")
         device = processes.start(
-            "device", homes.inside("device", *joining), CLEAVE_STATE=str(folder / "state")
+            "device",
+            homes.inside("device", *joining),
+            CLEAVE_STATE=str(folder / "state"),
+            **trusts,
         )
         processes.await_record(device, lambda record: record["event"] == "ready")
         ready_s = time.monotonic() - began_s

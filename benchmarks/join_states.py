@@ -88,6 +88,7 @@ def main() -> None:
         page.goto(page_address(own_address(address)))
         page.get_by_role("button", name="Start helping").click()
         _reach(page, "working")
+        page.wait_for_load_state("networkidle")  # or the browser complains of the icon
         server.kill()
         _reach(page, "waiting")
         take("not-connected")

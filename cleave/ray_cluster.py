@@ -116,7 +116,7 @@ def _session(address: str) -> Iterator[Any]:
         yield ray
     except ray.exceptions.AuthenticationError:
         raise UsageError(
-            f"the Ray cluster at {address!r} wants another token than this machine has; copy "
+            f"the Ray cluster at {address!r} expects another token than this machine has; copy "
             "~/.ray/auth_token of its head node here, as docs/scale.md says"
         ) from None
     finally:

@@ -205,7 +205,7 @@ def _opened(
         url, page = endpoint.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})
         display.note(f"server {number + 1}: cleave join '{page}'")
-    display.note("computers may join any of them: they are sent to where devices are few")
+    display.note("computers may join any server: each is sent to a server with few devices")
     return endpoints
 
 

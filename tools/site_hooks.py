@@ -20,6 +20,11 @@ ROOT: Final = Path(__file__).parent.parent
 _DOCS: Final = "docs/"
 _OUTSIDE: Final = "project/"
 """Where in the site files outside docs/ are."""
+_NAMELESS: Final = (
+    ('data-md-component="search" role="dialog"', "Search"),
+    ('<input type="checkbox"', "Done"),
+)
+"""What screen readers meet on pages, and the theme gives no name."""
 _LINK: Final = re.compile(r"(\]\()((?!https?:|mailto:|#)[^)#\s]+)")
 
 
@@ -65,6 +70,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return match[1] + posixpath.relpath(_place_of(target), posixpath.dirname(here) or ".")
 
     return _LINK.sub(moved, markdown)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Return a page's HTML with names for screen readers."""
+    for element, name in _NAMELESS:
+        output = output.replace(element, f'{element} aria-label="{name}"')
+    return output
 
 
 def _target(page: str, link: str) -> str | None:

@@ -104,7 +104,7 @@ class Membership:
         member = self._members.get(hash_secret(hello.credential))
         identity = member.admission.identity if member is not None else None
         if member is None or identity is None or identity in self._quarantined:
-            reason = "this server of several does not know this device; it is to join the first"
+            reason = "this server does not know this device: first join the first of the servers"
             return Refusal(ErrorCode.LIMIT, reason, RETRY_S)
         if hello.measure:
             return Admission(measured_by=f"device {identity}", measures=identity)

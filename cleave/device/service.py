@@ -231,9 +231,9 @@ class Installer:
             there = self.run(["launchctl", "version"]).code == 0
         if not there:
             raise CleaveError(
-                f"{self.manager.value} is not running here, so nothing was installed; have "
-                f"whatever starts programs on this machine start `cleave join` with the same "
-                f"options, or get the file with --print"
+                f"{self.manager.value} is not running here, so nothing was installed; start "
+                f"`cleave join` with the same options as this machine starts other programs, or "
+                f"get the file with --print"
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:

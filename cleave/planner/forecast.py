@@ -349,10 +349,8 @@ def _bottleneck_of_tiles(step: StepReport, gemms: Sequence[StepGemm], sent: Sequ
         by_limit[limit] = by_limit.get(limit, 0.0) + report.predicted_s * gemms[n].count
     worst = max(by_limit, key=lambda limit: by_limit[limit])
     few = sum(gemms[n].count for n in sent)
-    which = f"{few} multiplications of {many} that are sent"
-    if few == many:
-        which = f"{many} multiplications, all of which are sent"
-    return f"{worst} limits most of the {which}"
+    which = f"{few} of {many}" if few < many else f"{many}"
+    return f"{worst} limits most of the {which} multiplications that devices compute"
 
 
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:

@@ -177,7 +177,7 @@ def why(plans: Sequence[ServersPlan]) -> str:
     """
     plans = [plan for plan in plans if not plan.refused]
     if not plans:
-        return "No number of these can do a step."
+        return "No number of servers can do a step."
     best = min(plans, key=lambda plan: plan.step_s)
     first = plans[0]
     faster = first.step_s / best.step_s
@@ -188,7 +188,7 @@ def why(plans: Sequence[ServersPlan]) -> str:
         least = min(others, key=lambda plan: plan.step_s)
         return (
             f"More servers do not pay: {counted(least.servers)} take {least.step_s:.3g} s, "
-            f"{least.exchange_s:.3g} s of it for what they exchange, and "
+            f"including {least.exchange_s:.3g} s for their exchange, and "
             f"{counted(first.servers)} {first.step_s:.3g} s."
         )
     return (

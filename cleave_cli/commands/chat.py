@@ -80,7 +80,7 @@ def _asked(prompt: str) -> str | None:
     except (EOFError, KeyboardInterrupt):
         return None
     except UnicodeDecodeError as error:
-        raise UsageError("what comes on stdin is not UTF-8 text; convert it") from error
+        raise UsageError("stdin is not UTF-8 text; convert it") from error
 
 
 def _answer(

@@ -148,7 +148,7 @@ def _draw_losses(
     axes.plot(steps, alone, color="#f0b27a", linewidth=9, label="this machine alone, plain PyTorch")
     axes.plot(
         steps, together, color="#1f4e79", linewidth=1.5, marker="o", markersize=4,
-        label=f"{devices} devices, of which one is killed",
+        label=f"{devices} devices, one of which is killed",
     )  # fmt: skip
     axes.axvline(killed_after + 0.5, color="#b03a2e", linestyle="--", linewidth=1.2)
     axes.annotate(
@@ -232,7 +232,7 @@ What this shows
    simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
    plot       {_seen_from_here(Path(small["plot"]))}
               shows both curves, and when the device was killed
-   all of it  {took_s:.0f} s
+   duration   {took_s:.0f} s
 
 Next
    cleave serve --host 0.0.0.0

@@ -165,8 +165,8 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
             raise UsageError(
-                f"{option} is for real time and --model emulates in virtual time, until its "
-                f"--steps are done; leave one of them out"
+                f"{option} is for real time, and --model emulates in virtual time until its "
+                f"--steps are done; leave out one or the other"
                 if virtual
                 else f"{option} is for steps of a model in virtual time; give a --model, or leave "
                 f"it out"
@@ -286,8 +286,8 @@ def _stages(asked: _Asked) -> None:
         seconds = step.seconds + found.ps.optimizer_s
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
-            f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
-            f"PS's optimizer; the PS sends "
+            f"{counted(len(members), 'device')}, including {in_seconds(found.ps.optimizer_s)} for "
+            f"the server's optimizer; the server sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
@@ -340,13 +340,13 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
         f"{counted(devices, 'device')}\n"
         f"  {counts}\n"
         f"  {counted(done.gemms, 'GEMM')}, {counted(done.tiles, 'tile')}, "
-        f"{counted(done.blocks, 'block')}, {done.reissued:,} given out again\n"
-        f"  the PS sends {human_bytes(done.downlink_bytes)} "
+        f"{counted(done.blocks, 'block')}, {done.reissued:,} reissued\n"
+        f"  the server sends {human_bytes(done.downlink_bytes)} "
         f"({done.downlink_bytes * 8e-9 / seconds:.3g} Gbit/s) and receives "
         f"{human_bytes(done.uplink_bytes)} ({done.uplink_bytes * 8e-9 / seconds:.3g} Gbit/s)\n"
-        f"  coding saves {human_bytes(done.saved.down.total)} of the former and "
-        f"{human_bytes(done.saved.up.total)} of the latter\n"
+        f"  compression saves {human_bytes(done.saved.down.total)} of the bytes sent and "
+        f"{human_bytes(done.saved.up.total)} of the bytes received\n"
         f"  emulated here in {step.wall_s:.3g} s: {step.events:,} events, and "
-        f"{step.reused_events:,} of recorded timelines"
+        f"{step.reused_events:,} taken from recorded timelines"
     )
     typer.echo(filled(text))

@@ -52,7 +52,7 @@ def generate(
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
-        raise UsageError("what comes on stdin is not UTF-8 text; convert it") from error
+        raise UsageError("stdin is not UTF-8 text; convert it") from error
     wanted = Generation(text, chat, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     wanted.check()
 

@@ -26,7 +26,7 @@ _RECORDED: Final = (
     "submitted_s", "started_s", "ended_s", "run_folder",
 )  # fmt: skip
 _NEXT: Final = {
-    "stop": "is to stop, with a checkpoint of its last whole step",
+    "stop": "stops after a checkpoint of its last completed step",
     "pause": "pauses after its step; continue with: cleave jobs resume {job}",
     "resume": "is queued again; {continues}",
 }

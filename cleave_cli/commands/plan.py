@@ -196,7 +196,7 @@ def plan(
     names = [profile.name for profile in profiles]
     trained = (
         f"{model}{f', LoRA of rank {lora}' if lora else ''}"
-        f"{f' beside weights in {lora_bits} bits' if lora_bits else ''}"
+        f"{f' on weights in {lora_bits} bits' if lora_bits else ''}"
     )
     there = f"{dtype}, {fleet}: {counted(len(devices), 'device')}"
     about = f"{trained}, {batch} sequences of {seq} tokens, {there}"

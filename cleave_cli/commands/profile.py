@@ -345,7 +345,9 @@ def _writable(path: Path, *, force: bool) -> Path:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: no files may be made in {path.parent}")
+        raise UsageError(
+            f"{path} cannot be written: this user may not create files in {path.parent}"
+        )
     return path
 
 

@@ -56,7 +56,10 @@ def simulate(
     utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
     seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
     thorough: Annotated[
-        bool, Option("--thorough", help="Run all trials of DT-FM's search, not just 20 s of it.")
+        bool,
+        Option(
+            "--thorough", help="Run all trials of DT-FM's search, instead of stopping after 20 s."
+        ),
     ] = False,
     jobs: Annotated[
         int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")

@@ -152,16 +152,16 @@ def train(
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and Path(resume).is_dir():
             display.note(
-                f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
-                f"emulated here; --server URL would continue there"
+                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
+                f"emulated; to continue on a server, give --server URL"
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
     if in_file:
         if resume:
             raise UsageError(
-                "the settings of --config begin a run and --resume continues one; give one of "
-                f"them, or a file that has no more than [{TABLE}]"
+                "the settings of --config begin a run, and --resume continues one; give one or "
+                f"the other, or a file with nothing but [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
         settings = {**in_file, **ours}

@@ -101,8 +101,8 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     """Print the layers and devices of each stage. `names` is indexed by device number."""
     said = (
         f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
-        f"device keeps what goes into its layers for as many of them as it has memory for; the "
-        f"loss is computed {plan.where_loss}."
+        f"device keeps the inputs of its layers for as many micro-batches as fit into its memory; "
+        f"the loss is computed {plan.where_loss}."
     )
     if model.in_parts:
         said += " No device holds a whole layer: each is two parts, its attention and its MLP."
@@ -378,10 +378,10 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
     if not down + up:
         return ""
     ratios = " and ".join(
-        f"{dtype} takes {coded_ratio(dtype):.3g} of its bytes" for dtype in dtypes
+        f"{dtype} takes {coded_ratio(dtype):.3g} of the bytes" for dtype in dtypes
     )
     links = f"{counted(down, 'downlink')} and {counted(up, 'uplink')}"
-    return f"; coded on {links}, where {ratios}"
+    return f"; {links} are compressed: {ratios}"
 
 
 def coding_json(

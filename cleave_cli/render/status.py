@@ -186,7 +186,7 @@ def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
     if not mine:
         return []
     if len(mine) == total:
-        return [Text("all of them are your own" if total > 1 else "it is your own")]
+        return [Text("all devices are your own" if total > 1 else "the device is your own")]
     more = f" and {len(mine) - OWN_SHOWN:,} more" if len(mine) > OWN_SHOWN else ""
     text = f"your own: {', '.join(mine[:OWN_SHOWN])}{more}"
     return [_text(text, overflow="ellipsis", no_wrap=True)]
@@ -216,11 +216,11 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
             _text(f"{label:<6} {human_bytes(rate)}/s{against}; {human_bytes(totals[total])} in all")
         )
         if kinds := overview.get("traffic", {}).get(label):
-            lines.append(_text(f"       of it {by_kind(kinds)}"))
+            lines.append(_text(f"       {by_kind(kinds)}"))
     lines.append(
         _text(
             f"work   {rates['flops_per_s'] / 1e9:,.1f} GFLOP/s, {rates['blocks_per_s']:,.0f} "
-            f"blocks/s; {totals['reissued']:,} given again, {totals['wrong']:,} wrong; "
+            f"blocks/s; {totals['reissued']:,} reissued, {totals['wrong']:,} wrong; "
             f"rates are means of {rates['window_s']:,.0f} s"
         )
     )

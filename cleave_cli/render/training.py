@@ -110,6 +110,7 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
+        self._limit = ""  # bottleneck in the last printed line that has one
         self._told = ""  # progress of the current step, as reported by a server
         self._most = 0  # most tasks of the current step that were done at once
         self._tasks: Callable[[], str] = lambda: self._told
@@ -141,14 +142,17 @@ class HumanDisplay(Display):
                 self._told = self._so_far(record["done"], record["of"])
             case "step":
                 self._told, self._most = "", 0
-                line = _step_line(record, verbose=self._verbose)
+                line, limit, limited = _step_line(record, verbose=self._verbose), self._limit, ""
                 if record.get("devices"):  # older servers omit this field
-                    line += f"\nbottleneck: {printable(bottleneck(record))}"
+                    limit, text = bottleneck(record)
+                    limited = f"\nbottleneck: {printable(text)}"
                     if self._verbose:
                         self.note("\n".join(breakdown(record)))
-                self._progress.update(self._task, completed=record["step"], line=line)
+                self._progress.update(self._task, completed=record["step"], line=line + limited)
                 if self._log_every and record["step"] % self._log_every == 0:
+                    line += limited if limit != self._limit else ""
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
+                    self._limit = limit
             case "eval":
                 loss = loss_text(record["eval_loss"])
                 self.note(f"held-out loss after step {record['step']}: {loss}")
@@ -249,7 +253,7 @@ def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -
     table.add_row("time here", f"{record['wall_s']:.1f} s ({rate:.0f} tokens/s)")
     if record["downlink_bytes"]:
         virtual = record["clock"] == "virtual"
-        clock = "on the simulated clock of its devices" if virtual else "of it waiting for devices"
+        clock = "on the simulated clock of its devices" if virtual else "spent waiting for devices"
         table.add_row("fleet", f"{record['fleet_s']:.1f} s {clock}")
         table.add_row(
             "down, up",
@@ -260,9 +264,9 @@ def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -
     if record["tiles"] and record["reissued"] and not verbose:
         table.add_row("reissued", f"{record['reissued']:,} tiles")
     if record.get("local_gemms"):
-        table.add_row("without devices", f"{record['local_gemms']:,} multiplications on the PS")
+        table.add_row("without devices", f"{record['local_gemms']:,} multiplications on the server")
     if record.get("kept_gemms") and record["offload"] == "auto":
-        table.add_row("kept on the PS", _kept(record, "saving"))
+        table.add_row("kept on the server", _kept(record, "saving"))
     for name in ("energy", "carbon"):
         if energy.get(f"{name}_text"):
             table.add_row(name, printable(energy[f"{name}_text"]))
@@ -274,7 +278,7 @@ def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the summary rows (name, value) for `--verbose`."""
     if record["downlink_bytes"]:
         for way, kinds in record.get("traffic", {}).items():
-            yield f"  of it {way}", by_kind(kinds, "\n")
+            yield f"  {way} by kind", by_kind(kinds, "\n")
         for way, kinds in record.get("saved", {}).items():
             if any(kinds.values()):
                 yield f"  coding saved {way}", by_kind(kinds, "\n")
@@ -314,8 +318,8 @@ def _server_parts(record: Mapping[str, Any]) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda each: -each[1]))
 
 
-def bottleneck(record: Mapping[str, Any]) -> str:
-    """Return a clause that names what takes the most time in a step by stages.
+def bottleneck(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what takes the most time in a step by stages, and a clause that says how much.
 
     Args:
         record: a `StepRecord` as a dictionary, with at least one device.
@@ -330,7 +334,7 @@ def bottleneck(record: Mapping[str, Any]) -> str:
     text = f"{what} takes {seconds:.3g} of {wall_s:.3g} s{details}"
     if seconds < _LIMITS * wall_s:
         text += "; server and devices also wait for each other, less so with larger batches"
-    return text
+    return what, text
 
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:

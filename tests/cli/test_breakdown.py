@@ -22,10 +22,12 @@ STEP: dict[str, Any] = {
 
 
 def test_the_part_that_takes_longest_is_named() -> None:
-    assert bottleneck(STEP) == "the uplink of laptop 0 with a name that is long takes 30 of 40 s"
-    server = bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})
-    assert server == "the server's own work takes 36 of 40 s (the loss: 33 s)"
-    assert "wait for each other" in bottleneck(STEP | {"wall_s": 80.0})
+    assert bottleneck(STEP)[1] == "the uplink of laptop 0 with a name that is long takes 30 of 40 s"
+    assert (
+        bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})[1]
+        == "the server's own work takes 36 of 40 s (the loss: 33 s)"
+    )
+    assert "wait for each other" in bottleneck(STEP | {"wall_s": 80.0})[1]
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -35,4 +37,9 @@ def test_train_says_it_after_each_step(verbose: bool, capsys: pytest.CaptureFixt
     display.plain({key: value for key, value in STEP.items() if key != "devices"})
     said = capsys.readouterr().err
     assert said.count("bottleneck: the uplink of laptop 0") == 1
+    if not verbose:
+        display.plain(STEP)
+        assert "bottleneck" not in capsys.readouterr().err  # it is still the same
+        display.plain(STEP | {"ps_s": 36.0})
+        assert "bottleneck: the server's own work takes 36" in capsys.readouterr().err
     assert ("server 8 of 40 s" in said) is verbose

@@ -59,7 +59,7 @@ def test_the_essentials_are_there() -> None:
         "step 20 of 100", "3.1000", "█", "3.00 s waiting for devices", "250 tokens/s",
         "about 5 min left", "3 devices", "phone", "kind not stated", "busy",
         "50% of the card's 100.0 MB/s",
-        "2.0 GFLOP/s", "2 given again, 1 wrong", "2.00 Wh, 0.5 g CO2e", "anna", "up 60 s",
+        "2.0 GFLOP/s", "2 reissued, 1 wrong", "2.00 Wh, 0.5 g CO2e", "anna", "up 60 s",
     ):  # fmt: skip
         assert words in page, words
 

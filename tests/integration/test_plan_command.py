@@ -136,7 +136,7 @@ def test_weights_in_four_bits_take_less_of_a_device() -> None:
     coded = document(*adapters, "--lora-bits", "4")["methods"][0]
     assert coded["device_memory_bytes"] < plain["device_memory_bytes"]
     said = words(shown(*adapters, "--lora-bits", "4"))
-    assert "LoRA of rank 8 beside weights in 4 bits" in said
+    assert "LoRA of rank 8 on weights in 4 bits" in said
 
 
 def test_a_method_that_is_not_possible_says_why(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_plan_says_with_which_ratio_it_reckoned() -> None:
     assert coded["coding"]["ratios"] == {"bf16": 0.675}
     assert coded["coding"]["uplinks"] == 4
     assert plain["coding"]["uplinks"] == plain["coding"]["downlinks"] == 0
-    assert "0.675 of its bytes" in " ".join(shown(*SMALL).split())
+    assert "0.675 of the bytes" in " ".join(shown(*SMALL).split())
     (coded_s, plain_s) = (found["methods"][0]["step_s"] for found in (coded, plain))
     assert coded_s < plain_s
 

@@ -112,9 +112,9 @@ def test_tiles_send_out_what_is_sooner_there() -> None:
     assert found.device_bytes == large.memory_bytes
     # The server alone takes no longer for the whole batch than for these: nothing else is left.
     assert found.step_s == pytest.approx(2 * large.predicted_s + 2 * 2 * 8**3 / 1e9)
-    assert "of the 2 multiplications of 4 that are sent" in found.bottleneck
+    assert "of the 2 of 4 multiplications that" in found.bottleneck
     alone = FORECASTER.by_tiles(StepReport((large,), step.counts[:1]), counted[:1])
-    assert alone.bottleneck.endswith("of the 2 multiplications, all of which are sent")
+    assert alone.bottleneck.endswith("of the 2 multiplications that devices compute")
 
 
 def forecasts(*seconds: float) -> list[Forecast]:

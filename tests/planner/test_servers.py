@@ -71,4 +71,4 @@ def test_it_is_said_when_more_servers_pay_and_when_not() -> None:
     refused = plan_servers(8, 10, 7, infinite, 1000, CARD)
     assert refused.refused == "too small"
     assert why([plan(1, 10.0), refused]) == "A step takes 10 s on 1 server."
-    assert why([refused]) == "No number of these can do a step."
+    assert why([refused]) == "No number of servers can do a step."

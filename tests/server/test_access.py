@@ -140,6 +140,7 @@ def test_codes_that_make_no_sense(access: Access, uses: int, life_s: float) -> N
 def test_strangers_are_told_what_is_wrong(access: Access) -> None:
     assert "got neither" in refused(access).reason
     assert "no such join code" in refused(access, "0000-0000-0000").reason
+    assert "is no join code, such as" in refused(access, "nonsense").reason
     assert "does not know this credential" in refused(access, "x" * 43).reason
     assert not access.store.devices()
 

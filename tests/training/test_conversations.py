@@ -121,7 +121,7 @@ def user(*content: Any) -> dict[str, Any]:
         (user({"type": "image"}), "the type 'image' in message 6"),
         (user("b"), "has str in message 6, and only parts"),
         (user({"type": "text"}), 'null as the "text" of a part of mes'),
-        ({"messages": TURNS[:2]}, "nothing is to be learned"),
+        ({"messages": TURNS[:2]}, "would learn nothing"),
     ],
 )
 def test_records_that_are_refused_say_where(

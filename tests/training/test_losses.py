@@ -28,7 +28,7 @@ from tests.training.runs import notes_of, steps_of, trained
 
 @pytest.mark.parametrize("name", ["eval_data", "keep_best", "early_stop"])
 def test_without_held_out_losses_it_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is of use with held-out losses; give --eval-every"):
+    with pytest.raises(UsageError, match="needs held-out losses; give --eval-every"):
         JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
 
 
@@ -136,7 +136,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
     refused("there is no run folder")
     RunFolder(tmp_path).write_config(JOB.to_dict())
-    refused("no step")
+    refused("no completed step")
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
     refused("damaged")
 

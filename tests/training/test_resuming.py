@@ -268,7 +268,7 @@ def test_other_settings_are_refused_even_so(run: RunFolder, corpus_file: Path) -
     job = one_step_job(corpus_file)
     with pytest.raises(CleaveError, match="made with batch 1 and this run has 2"):
         trained(replace(job, steps=2, batch=2), run, accept_changes=True)
-    with pytest.raises(UsageError, match="--accept-changes goes with --resume"):
+    with pytest.raises(UsageError, match="--accept-changes needs --resume"):
         JobRequest.from_dict({"job": job.to_dict(), "accept_changes": True})
     request: Mapping[str, Any] = {"job": {"steps": 2}, "resume": str(run.path)}
     assert not JobRequest.from_dict(request).accept_changes

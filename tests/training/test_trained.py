@@ -353,7 +353,7 @@ def test_odd_bytes_of_a_prompt_end_nothing(run: RunFolder) -> None:
     assert done.stdout.startswith("def ?(")
     done = CliRunner().invoke(app, command, input=b"def \xff(")
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception) == "what comes on stdin is not UTF-8 text; convert it"
+    assert str(done.exception) == "stdin is not UTF-8 text; convert it"
 
 
 def test_a_broken_generation_config_is_as_none(run: RunFolder, tmp_path: Path) -> None:

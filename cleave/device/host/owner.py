@@ -92,7 +92,7 @@ def cores_to_lend(count: int) -> list[int]:
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
-        raise UsageError(f"--cores {count} is not there; this machine has {len(usable)} to give")
+        raise UsageError(f"--cores is {count}; give 1 to {len(usable)}, as this machine has")
     return usable[-count:]
 
 

@@ -209,8 +209,10 @@ class Access:
         """Return why neither the credential nor the join code in a `hello` admits the device."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
+        if not text and len(hello.join_code or hello.credential) <= 2 * CODE_LENGTH:
+            return f"this is no join code, such as 7KQ4-MWX2-PDH9; check it, or {_NEW_CODE}"
         if not text:
-            return f"this server does not know this credential, nor is it a join code; {_NEW_CODE}"
+            return f"this server does not know this credential; {_NEW_CODE}"
         if code is None:
             return f"this server knows no such join code; check it, or {_NEW_CODE}"
         if code.void:

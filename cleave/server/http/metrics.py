@@ -25,7 +25,7 @@ PATH: Final = "/metrics"
 
 _TOTALS: Final = {
     "blocks": ("cleave_blocks", "Runs of devices whose results were used."),
-    "flops": ("cleave_flops", "Floating-point operations of these runs."),
+    "flops": ("cleave_flops", "Floating-point operations of used results."),
     "down_bytes": ("cleave_downlink_bytes", "Bytes sent to devices."),
     "up_bytes": ("cleave_uplink_bytes", "Bytes received from devices."),
     "reissued": ("cleave_reissued_units", "Tasks that were given to other devices."),
@@ -37,9 +37,9 @@ _STEP: Final = {
     "step": ("cleave_job_step", "The last optimizer step that is done."),
     "loss": ("cleave_job_loss", "Training loss of that step."),
     "tokens": ("cleave_job_step_tokens", "Tokens of that step."),
-    "wall_s": ("cleave_job_step_seconds", "Time that it took."),
-    "fleet_s": ("cleave_job_step_fleet_seconds", "Time of it spent waiting for devices."),
-    "ps_s": ("cleave_job_step_server_seconds", "Time of it spent on the server."),
+    "wall_s": ("cleave_job_step_seconds", "Duration of that step."),
+    "fleet_s": ("cleave_job_step_fleet_seconds", "Seconds of that step spent waiting for devices."),
+    "ps_s": ("cleave_job_step_server_seconds", "Seconds of that step spent on the server."),
 }
 _ENERGY: Final = {
     "devices_j": ("cleave_devices_energy_joules", "Energy that devices used, where it is known."),

@@ -208,7 +208,7 @@ class Jobs:
                 self._rest(job)
             elif job.state is not JobState.PAUSED:
                 raise UsageError(
-                    f"{id} is {job.state.value}; only one that is not over can be paused"
+                    f"{id} is {job.state.value}; only a job that has not ended can be paused"
                 )
         return job
 

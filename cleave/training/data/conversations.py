@@ -126,7 +126,9 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
             'strings: write them as [{"role": "user", "content": ...}, ...].'
         )
     if not any(message["role"] == _ASSISTANT for message in messages):
-        raise UsageError(f'has no message of the role "{_ASSISTANT}", so nothing is to be learned.')
+        raise UsageError(
+            f'has no message of the role "{_ASSISTANT}": the model would learn nothing.'
+        )
     held = (_message(message, number) for number, message in enumerate(messages, start=1))
     return Conversation(tuple(held), _tools(tools), where)
 

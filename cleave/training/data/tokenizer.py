@@ -187,7 +187,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
         except Exception as error:  # the library raises no narrower class
             raise UsageError(
                 f"{str(path)!r} cannot be read as a tokenizer ({error}): "
-                "copy it anew from its source."
+                "copy it from its source again."
             ) from error
     else:
         tokenizer, eos_id = _from_transformers(folder)

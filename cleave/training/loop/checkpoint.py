@@ -383,6 +383,6 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
 def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
     return CleaveError(
         f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), which "
-        "does not mean that it is damaged: mend that and try again, or move its folder away to go "
-        "on from an older one."
+        "does not mean that it is damaged: mend that and try again, or move its folder away to "
+        "continue from an older checkpoint."
     )

@@ -147,13 +147,13 @@ def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoin
     if damaged:
         faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
         raise CleaveError(
-            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
-            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
+            f"no checkpoint of {where!r} is intact ({faults}); put back a copy of one, or give "
+            f"--restart as well to start over at step 1 (what is damaged is kept, renamed)"
         )
     if not (job.journal and holds_beginning(run.path / JOURNAL)):
         raise CleaveError(
             f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
-            f"to begin again at step 1"
+            f"to start over at step 1"
         )
 
 

@@ -213,7 +213,7 @@ class JobSpec:
     """
 
     model: str = _setting(
-        ..., "Model name, such as opt-125m, or a Hugging Face folder.", common=True
+        ..., "Model, such as opt-125m, a folder, or ORG/NAME after `hf download`.", common=True
     )
     data: str = _setting(
         "",
@@ -331,7 +331,7 @@ class JobSpec:
     )
     offload: str = _setting(
         "all",
-        "Products sent by tiles: all, or auto (those that the fleet finishes sooner).",
+        "Products sent by tiles: all, or auto (those that are faster on the fleet).",
         choices=OffloadMode,
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
@@ -367,7 +367,7 @@ class JobSpec:
         for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
                 raise UsageError(
-                    f"--{_flag(name)} is of use with held-out losses; give --eval-every as well"
+                    f"--{_flag(name)} needs held-out losses; give --eval-every as well"
                 )
         if bool(self.sample_every) != bool(self.prompt):
             raise UsageError(

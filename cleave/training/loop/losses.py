@@ -91,7 +91,9 @@ class ComparedRun:
             if record.get("event") == "step" and isinstance(record.get("loss"), int | float)
         }
         if not losses:
-            raise UsageError(f"--against {job.against!r} has done no step; give a run that has")
+            raise UsageError(
+                f"--against {job.against!r} has no completed step; give a run that has"
+            )
         others = [
             f"{name} {config.get(name, default)!r}, here {getattr(job, name)!r}"
             for name, default in ((each.name, each.default) for each in fields(JobSpec))

@@ -60,14 +60,14 @@ class JobRequest:
                 "`begin` and `accept_changes` as true or false"
             ) from None
         if request.restart and not request.resume:
-            raise UsageError("--restart goes with --resume: which run is to begin again?")
+            raise UsageError("--restart needs --resume RUN: which run should start again?")
         if request.name and request.resume:
             raise UsageError(
                 f"--name is {request.name!r}, and --resume continues {request.resume!r} in its own "
                 f"folder; leave out --name"
             )
         if request.accept_changes and not request.resume:
-            raise UsageError("--accept-changes goes with --resume: which run should continue?")
+            raise UsageError("--accept-changes needs --resume RUN: which run should continue?")
         return request
 
     def restarts(self) -> bool:

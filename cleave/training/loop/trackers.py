@@ -99,7 +99,7 @@ class Trackers:
 
 def _failed(name: str, error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
-    return f"no more curves go to {name} ({type(error).__name__}: {first}); training continues"
+    return f"{name} gets no more curves ({type(error).__name__}: {first}); training continues"
 
 
 class _TensorBoard:

@@ -499,9 +499,9 @@ class Trainer:
         """Return the error for a diverged run. `when` is a phrase such as "in step 3"."""
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
-            f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
-            f"(now {self.schedule.peak:g}), set --clip ({clip}), or give more --warmup-steps, in a "
-            f"new run"
+            f"the run diverged {when}: {found}; checkpoints are not affected. Lower "
+            f"--learning-rate (now {self.schedule.peak:g}), set --clip ({clip}), or give more "
+            f"--warmup-steps, in a new run"
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:

@@ -192,8 +192,8 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     """Raise CleaveError if a model's frozen weights do not match the digest in `meta`."""
     if frozen_digest(model) != meta.get(FROZEN, ""):
         raise CleaveError(
-            f"the weights of {name!r} have changed since adapters were trained beside them; put "
-            f"the old ones back, or resume with --accept-changes"
+            f"the weights of {name!r} have changed since the adapters were trained; put the old "
+            f"ones back, or resume with --accept-changes"
         )
 
 

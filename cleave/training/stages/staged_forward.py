@@ -365,7 +365,9 @@ class _Pass:
             FleetError: if the fleet cannot complete the pass, or a device returns a wrong result.
         """
         if self.done:
-            raise UsageError("by stages, a forward pass has one backward pass, and this was done")
+            raise UsageError(
+                "by stages, a forward pass allows one backward pass, which was already done"
+            )
         self.done = True
         if self.given_up or self.step is None:
             raise UsageError(

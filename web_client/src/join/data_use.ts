@@ -50,11 +50,14 @@ export function spanName(span: Span, now: Date): string {
   return span === Span.DAY ? day : `${day} ${two(now.getHours())}`;
 }
 
-/** Gigabytes as a person typed them; null for anything but a number above 0. */
+/** More than any device uses: a larger limit would be none. */
+const MOST_GIGABYTES = 100_000;
+
+/** Gigabytes as a person typed them; null for anything but a number above 0 that may be reached. */
 export function readGigabytes(typed: string): number | null {
   const text = typed.trim().replace(",", "."); // a phone's keyboard has the comma of its language
   const value = /^(\d+\.?\d*|\.\d+)$/.test(text) ? Number(text) : 0;
-  return Number.isFinite(value) && value > 0 ? value : null;
+  return value > 0 && value <= MOST_GIGABYTES ? value : null;
 }
 
 /** A limit as it was kept; null where it is none. */

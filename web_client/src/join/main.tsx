@@ -45,6 +45,7 @@ function Page({ saved, kernel }: PageProps) {
   const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0 });
   const [project, setProject] = useState(UNKNOWN);
   const [share, setShare] = useState("");
+  const [refused, setRefused] = useState("");
   const [fault, setFault] = useState("");
   const [, setSensed] = useState(0);
   const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
@@ -160,6 +161,8 @@ function Page({ saved, kernel }: PageProps) {
     <Choices
       conditions={conditions}
       offered={offered(around)}
+      refused={refused}
+      onRefused={setRefused}
       onChange={(chosen) => {
         setConditions(chosen);
         saved.keepChoices(chosen);
@@ -211,6 +214,7 @@ function Page({ saved, kernel }: PageProps) {
       secure={globalThis.isSecureContext}
       app={invitation.code && onAndroid(navigator.userAgent) ? appLink(location.href) : null}
       bytes_per_s={saved.lastBytesPerSecond(server)}
+      cap={conditions.cap}
       start={start}
     >
       {choices}

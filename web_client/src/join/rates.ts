@@ -35,12 +35,17 @@ export function bytesPerSecond(samples: readonly Sample[]): number | null {
   return rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
 }
 
-/** Whether nothing was finished or sent within the last minute, heartbeats aside. */
+/**
+ * Whether nothing was finished or sent within the last minute, heartbeats aside. Before its first
+ * work, a device is idle as soon as the measurement of its link is over.
+ */
 export function isIdle(samples: readonly Sample[]): boolean {
   const [first, last] = [samples[0], samples.at(-1)];
-  if (!first || !last || last.at_s - first.at_s < DATA_S - SPEED_S) return false;
-  const bytes_per_s = rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
-  return rate(samples, DATA_S, ({ blocks }) => blocks) === 0 && bytes_per_s < IDLE_BYTES_PER_S;
+  if (!first || !last) return false;
+  const span_s = last.counts.blocks + last.counts.graphs > 0 ? DATA_S : SPEED_S;
+  if (last.at_s - first.at_s < span_s - SPEED_S) return false;
+  const bytes_per_s = rate(samples, span_s, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
+  return rate(samples, span_s, ({ blocks }) => blocks) === 0 && bytes_per_s < IDLE_BYTES_PER_S;
 }
 
 function rate(samples: readonly Sample[], span_s: number, of: (counts: Counts) => number): number {

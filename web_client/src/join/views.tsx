@@ -98,13 +98,16 @@ export interface ReadyProps {
   readonly app: string | null;
   /** Bytes a second when it helped last; null where that is not known. */
   readonly bytes_per_s: number | null;
+  /** The limit of data that is chosen now. */
+  readonly cap: DataCap | null;
   readonly start: () => void;
   readonly children: ComponentChildren;
 }
 
 /** Before the start: who asks, what will happen, and the owner's choices. */
 export function Ready(props: ReadyProps) {
-  const { host, project, name, onName, known, secure, app, bytes_per_s, start, children } = props;
+  const { host, project, name, onName, known, secure, app, bytes_per_s, cap, start, children } =
+    props;
   return (
     <form
       class="stack"
@@ -137,7 +140,10 @@ export function Ready(props: ReadyProps) {
           <li data-figure="use">
             {bytes_per_s !== null
               ? `It uses data: ${dataUse(bytes_per_s)} when it helped last.`
-              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}
+              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}{" "}
+            {cap === null
+              ? "Without a limit, it may use all that your plan has."
+              : `It stops after ${amount(cap)} ${SPANS[cap.span]}: change that below.`}
           </li>
           <li>It gets warm; the browser keeps it within its limits.</li>
         </ul>
@@ -179,14 +185,14 @@ export function Ready(props: ReadyProps) {
   );
 }
 
-export interface ChoicesProps {
+export interface ChoicesProps extends Pick<CapProps, "refused" | "onRefused"> {
   readonly conditions: Conditions;
   readonly offered: readonly (keyof Switches)[];
   readonly onChange: (conditions: Conditions) => void;
 }
 
 /** The owner's conditions, those that this browser can tell. */
-export function Choices({ conditions, offered, onChange }: ChoicesProps) {
+export function Choices({ conditions, offered, onChange, refused, onRefused }: ChoicesProps) {
   return (
     <fieldset class="choices">
       <legend>When to stop by itself</legend>
@@ -200,7 +206,12 @@ export function Choices({ conditions, offered, onChange }: ChoicesProps) {
           <span>{CHOICES[name]}</span>
         </label>
       ))}
-      <Cap cap={conditions.cap} onChange={(cap) => onChange({ ...conditions, cap })} />
+      <Cap
+        cap={conditions.cap}
+        onChange={(cap) => onChange({ ...conditions, cap })}
+        refused={refused}
+        onRefused={onRefused}
+      />
     </fieldset>
   );
 }
@@ -212,15 +223,22 @@ const SPANS: { readonly [S in Span]: string } = {
   [Span.MONTH]: "a month",
 };
 
+interface CapProps {
+  readonly cap: DataCap | null;
+  readonly onChange: (cap: DataCap | null) => void;
+  /** Why what was typed is no limit; "" if it is one. The start of the work does not hide it. */
+  readonly refused: string;
+  readonly onRefused: (text: string) => void;
+}
+
 /** The limit of data: whether there is one, how much, and over what time. */
-function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap | null) => void }) {
+function Cap({ cap, onChange, refused, onRefused }: CapProps) {
   const [latest, setLatest] = useState(cap ?? STANDARD_CAP); // also while it is switched off
   const [typed, setTyped] = useState(String(latest.bytes / GIGABYTE));
-  const [refused, setRefused] = useState("");
   const choose = (chosen: DataCap) => {
     setLatest(chosen);
     setTyped(String(chosen.bytes / GIGABYTE));
-    setRefused("");
+    onRefused("");
     onChange(chosen);
   };
   const enter = () => {
@@ -228,7 +246,9 @@ function Cap({ cap, onChange }: { cap: DataCap | null; onChange: (cap: DataCap |
     if (gigabytes === null) {
       const now = `${latest.bytes / GIGABYTE} GB ${SPANS[latest.span]}`;
       setTyped(String(latest.bytes / GIGABYTE));
-      setRefused(`“${typed}” is not an amount: the limit stays ${now}. Enter a number above 0.`);
+      onRefused(
+        `“${typed}” is not an amount: the limit stays ${now}. Enter a number above 0, and at most 100000.`,
+      );
     } else choose({ ...latest, bytes: gigabytes * GIGABYTE });
   };
   return (

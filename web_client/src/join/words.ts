@@ -11,7 +11,7 @@ export interface Said {
   readonly detail: string;
 }
 
-/** What the page says of a status. `idle`: whether no work came within the last minute. */
+/** What the page says of a status. `idle`: whether there is no work now. */
 export function said({ notice }: Status, idle = false): Said {
   switch (notice.state) {
     case State.STARTING:
@@ -63,7 +63,7 @@ function ended(reason: string, code: string | null): Said {
     case ErrorCode.DUPLICATE:
       return {
         headline: "This device joined in another tab",
-        detail: "That one goes on. Join again here to move it back.",
+        detail: "The other tab continues. Join again to continue here.",
       };
     case ErrorCode.QUARANTINED:
       return { headline: "The server does not want this device's work", detail: sentence(reason) };

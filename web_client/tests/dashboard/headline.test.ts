@@ -26,8 +26,8 @@ function notes(parts = {}): Map<string, string> {
 
 test("every rate says over what it is the mean, and what it is in proportion to", () => {
   expect(notes().get("Multiplying")).toBe("mean of 10.0 s, 1.00 TFLOP so far");
-  expect(notes().get("Egress")).toBe("mean of 10.0 s, 0.8\u202f% of the card");
-  expect(notes().get("Ingress")).toBe("mean of 10.0 s, card's rate not stated");
+  expect(notes().get("To devices")).toBe("mean of 10.0 s, 0.8\u202f% of the card");
+  expect(notes().get("From devices")).toBe("mean of 10.0 s");
 });
 
 test("a job that waits for devices has no time left", () => {

@@ -94,6 +94,7 @@ test("only an amount above 0 is a limit, with a point or a comma", () => {
     "0",
     "0.0",
     "1e9",
+    "100001",
     "2 GB",
     "1.2.3",
     "Infinity",

@@ -189,6 +189,11 @@ test("a device that gets no work for a minute says so", () => {
   expect(isIdle(sampled(1, 100))).toBe(false);
   expect(isIdle(sampled(0, 100).slice(-30))).toBe(false); // too early to say
   expect(isIdle([])).toBe(false);
+  const before = sampled(0, 100).map(({ at_s, counts }) => ({
+    at_s,
+    counts: { ...counts, blocks: 0 },
+  }));
+  expect(isIdle(before.slice(0, 3))).toBe(true); // it has not worked yet
   const notice = { state: State.WORKING, reason: "", code: null, retry_s: null };
   const status = { notice, counts, device: null, kernel: null, unused: [] };
   expect(said(status).headline).toBe("This device is helping");

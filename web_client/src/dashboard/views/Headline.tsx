@@ -8,6 +8,9 @@ import { pace } from "../series";
 import { carbon, loss, meanOf, percent } from "../text";
 import { Figure } from "./Figure";
 
+const CARD =
+  "Bytes a second on the server's network. cleave serve --ps-gbit states the speed of its card.";
+
 export function Headline(props: { readonly model: Model; readonly overview: Overview }) {
   const { job } = props.model;
   const { crowds, rates, card, totals, energy } = props.overview;
@@ -46,16 +49,19 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
           name="Multiplying"
           value={quantity(rates.flops_per_s, "FLOP/s")}
           note={`${mean}, ${quantity(totals.flops, "FLOP")} so far`}
+          about="Additions and multiplications of numbers that devices do in a second."
         />
         <Figure
-          name="Egress"
+          name="To devices"
           value={quantity(rates.egress_bytes_per_s, "B/s")}
-          note={`${mean}, ${ofCard(rates.egress_bytes_per_s, card.egress_bytes_per_s)}`}
+          note={`${mean}${ofCard(rates.egress_bytes_per_s, card.egress_bytes_per_s)}`}
+          about={CARD}
         />
         <Figure
-          name="Ingress"
+          name="From devices"
           value={quantity(rates.ingress_bytes_per_s, "B/s")}
-          note={`${mean}, ${ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}`}
+          note={`${mean}${ofCard(rates.ingress_bytes_per_s, card.ingress_bytes_per_s)}`}
+          about={CARD}
         />
         <Figure
           name="Carbon"
@@ -82,5 +88,5 @@ function lastSteps(steps: number): string {
 
 function ofCard(rate: number | null, card: number | null): string {
   const part = share(rate, card);
-  return part === null ? "card's rate not stated" : `${percent(part)} of the card`;
+  return part === null ? "" : `, ${percent(part)} of the card`;
 }

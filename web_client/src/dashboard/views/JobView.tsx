@@ -63,8 +63,8 @@ export function JobView(props: {
         <Figure
           name="Traffic"
           value={recent?.traffic_ratio == null ? "–" : `${recent.traffic_ratio.toFixed(2)} ×`}
-          note="of the least possible"
-          about="Bytes sent and received in a step, divided by the fewest that this step needs."
+          note="of the least without compression"
+          about="Bytes sent and received in a step, divided by the fewest that this step needs without compression. Compression lowers it, and repeated work raises it."
         />
       </dl>
       {job.step_records.length > 0 ? (
@@ -97,8 +97,8 @@ function NoJob(props: { readonly devices: number }) {
       </div>
       <p>
         Nothing is being trained.
-        {props.devices === 0 ? " No device is connected either." : ""} Start a job with{" "}
-        <code>cleave train --server @FILE --model NAME</code>, where FILE holds the operator's URL.
+        {props.devices === 0 ? " No device is connected either." : ""} Start a job on the server's
+        machine: <code>cleave train --model NAME --data FILE</code>
       </p>
     </section>
   );

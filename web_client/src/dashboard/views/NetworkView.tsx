@@ -1,4 +1,4 @@
-/** What crosses the PS's network card, against what the card can. */
+/** What the server sends and receives, compared with what its network card can. */
 
 import { useMemo } from "preact/hooks";
 import type uPlot from "uplot";
@@ -29,10 +29,10 @@ export function NetworkView(props: {
   );
   const at = (series: number) => (index: number) => quantity(data[series]?.[index] ?? null, "B/s");
   const series: readonly Series[] = [
-    { label: "egress", colour: "accent", thick: true, value: at(1) },
-    { label: "ingress", colour: "soft", thick: true, value: at(2) },
-    { label: "card out", colour: "accent", dashed: true, unscaled: true, value: at(3) },
-    { label: "card in", colour: "soft", dashed: true, unscaled: true, value: at(4) },
+    { label: "to devices", colour: "accent", thick: true, value: at(1) },
+    { label: "from devices", colour: "soft", thick: true, value: at(2) },
+    { label: "card, out", colour: "accent", dashed: true, unscaled: true, value: at(3) },
+    { label: "card, in", colour: "soft", dashed: true, unscaled: true, value: at(4) },
   ];
   return (
     <section class="card" aria-labelledby="network">
@@ -45,20 +45,25 @@ export function NetworkView(props: {
           <tr>
             <th scope="col">server</th>
             <th scope="col">now</th>
-            <th scope="col">card</th>
+            <th
+              scope="col"
+              title="The speed of the server's network card, as cleave serve --ps-gbit states it."
+            >
+              card
+            </th>
             <th scope="col">used</th>
             <th scope="col">so far</th>
           </tr>
         </thead>
         <tbody>
           <Direction
-            name="Egress"
+            name="Sent"
             now={rates.egress_bytes_per_s}
             card={card.egress_bytes_per_s}
             total={totals.down_bytes}
           />
           <Direction
-            name="Ingress"
+            name="Received"
             now={rates.ingress_bytes_per_s}
             card={card.ingress_bytes_per_s}
             total={totals.up_bytes}
@@ -68,7 +73,7 @@ export function NetworkView(props: {
       {traffic.length > 0 && <Kinds traffic={traffic} />}
       <Chart
         title="Rates"
-        summary={`Egress ${quantity(rates.egress_bytes_per_s, "B/s")}, ingress ${quantity(rates.ingress_bytes_per_s, "B/s")}.`}
+        summary={`To devices ${quantity(rates.egress_bytes_per_s, "B/s")}, from devices ${quantity(rates.ingress_bytes_per_s, "B/s")}.`}
         data={data}
         xText={timeOfDay}
         fromZero

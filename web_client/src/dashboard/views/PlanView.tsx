@@ -22,7 +22,12 @@ export function PlanView({ plan, devices, chosen, waits }: Props) {
   return (
     <section class="card" aria-labelledby="plan">
       <div class="title">
-        <h2 id="plan">Plan</h2>
+        <h2
+          id="plan"
+          title="The matrix product that devices compute now. Each box is the part of one device."
+        >
+          Plan
+        </h2>
         {plan !== null && <p class="soft">{plan.name}</p>}
       </div>
       {plan === null ? (
@@ -63,8 +68,8 @@ function Running(props: {
     <>
       <p class="small soft">
         {count(plan.m)} × {count(plan.n)}, depth {count(plan.k)} ·{" "}
-        {counted(plan.tiles.length, "tile")} on {counted(workers, "device")} ·{" "}
-        {counted(tiling.slabs, "slab")} in depth
+        {counted(plan.tiles.length, "tile")} on {counted(workers, "device")}
+        {tiling.slabs > 1 && ` · depth cut into ${counted(tiling.slabs, "slab")}`}
       </p>
       <Canvas class="tiling" summary={summary} draw={draw} tell={tell} />
       <dl class="figures">
