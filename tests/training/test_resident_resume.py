@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from cleave.planner.stages.resident import Protection
-from cleave.training.loop import resident_files, trainer
+from cleave.training.loop import ps_memory, resident_files, state_files, trainer
 from cleave.training.loop.checkpoint import DamagedCheckpointError, save_checkpoint, set_aside
 from cleave.training.loop.context import TrainContext
-from cleave.training.loop.job import JobSpec
+from cleave.training.loop.job import JobSpec, MemoryMode
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.resident_files import ResidentFiles, load_resident
 from cleave.training.loop.run_folder import (
@@ -32,6 +32,7 @@ from cleave.training.loop.run_folder import (
     resumable_step,
 )
 from cleave.training.loop.start import train
+from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.step_log import LogFolder
@@ -298,3 +299,37 @@ def test_the_log_is_not_used_with_other_frozen_weights(tmp_path: Path, corpus_fi
     (made / "config.json").write_bytes(config)
     seen = run(job, folder, accept_changes=True)
     assert next(record.step for record in seen if isinstance(record, StepRecord)) == base + 1
+
+
+@pytest.mark.parametrize("why", ["little memory", "--state-dir"])
+@pytest.mark.parametrize("model", ["new weights", "a folder in fp16"])
+def test_with_layers_in_files_the_run_is_the_same(
+    tmp_path: Path, corpus_file: Path, why: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(corpus_file, checkpoint_every=20)
+    if model == "a folder in fp16":
+        source = tmp_path / "model"
+        save_model(source)
+        load_folder(source)[0].half().save_pretrained(source)
+        job = replace(job, model=str(source))
+    plain = losses(replace(job, method="local", state="server"), RunFolder(tmp_path / "plain"))
+    monkeypatch.setattr(state_files, "LEAST_BYTES", 16)
+    if why == "little memory":
+        monkeypatch.setattr(ps_memory, "_MOST", {MemoryMode.PLAIN: 0.0})
+    else:
+        job = replace(job, state_dir=str(tmp_path / "state"))
+    seen: list[Sequence[bool]] = []
+
+    def placed(self: StateFiles, modules: Sequence[torch.nn.Module]) -> None:
+        move(self, modules)
+        seen.append([is_mapped(p) for module in modules for p in module.parameters()])
+
+    move = StateFiles.move_parameters
+    monkeypatch.setattr(StateFiles, "move_parameters", placed)
+    folder = RunFolder(tmp_path / "run")
+    killed(job, folder, 5)
+    run(job, folder)
+    assert len(seen) == 2
+    assert all(map(all, seen))
+    found = [r["loss"] for r in folder.records() if r.get("event") == "step"]
+    assert found == pytest.approx(plain, rel=1e-5)
