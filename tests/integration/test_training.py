@@ -246,7 +246,7 @@ def test_a_run_that_has_no_checkpoint_yet_begins_where_it_may(job: JobSpec, tmp_
     # What is damaged is not passed over: it may be mended.
     for file in (folder.path / "checkpoints").rglob("*.*"):
         file.write_bytes(b"")
-    with pytest.raises(CleaveError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(CleaveError, match=r"no checkpoint of .* is intact"):
         runner.run({**request, "begin": True}, None, seen.append, lambda: False)
 
 

@@ -193,9 +193,9 @@ def test_other_frozen_weights_are_refused(tmp_path: Path, base: Path, corpus_fil
         other.get_parameter("model.layers.1.mlp.up_proj.weight").add_(0.01)
     other.save_pretrained(folder)
     (folder / "config.json").write_bytes(config)
-    with pytest.raises(CleaveError, match="have changed since adapters were trained"):
+    with pytest.raises(CleaveError, match="have changed since the adapters were trained"):
         losses(job_of(folder, corpus_file, steps=2), run, resume=True)
-    with pytest.raises(CleaveError, match="have changed since adapters were trained"):
+    with pytest.raises(CleaveError, match="have changed since the adapters were trained"):
         open_trained(run.path)
 
 
