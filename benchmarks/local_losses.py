@@ -375,10 +375,14 @@ def _schedule(steps: int) -> Schedule:
     return Schedule(_RATE, _WARMUP, steps)
 
 
-_COLORS: Final = {
-    "exact": "black", "fp32": "tab:blue", "bf16": "tab:orange", "int8": "tab:green",
-    "sparse": "tab:red",
-}  # fmt: skip
+# Color and style of a line. Those of dense exchanges lie on each other, so the upper have gaps.
+_LINES: Final = {
+    "exact": ("black", "-"),
+    "fp32": ("tab:blue", "-"),
+    "bf16": ("tab:orange", "--"),
+    "int8": ("tab:green", ":"),
+    "sparse": ("tab:red", "-"),
+}
 
 
 def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
@@ -461,8 +465,9 @@ def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
     """Draw the mean and the range of held-out losses of several seeds against the step."""
     steps = [step for step, _ in runs[0]]
     at = [[run[n][1] for run in runs] for n in range(len(steps))]
-    color = _COLORS[name]
-    panel.plot(steps, list(map(statistics.mean, at)), "o-", markersize=3, label=name, color=color)
+    color, style = _LINES[name]
+    means = list(map(statistics.mean, at))
+    panel.plot(steps, means, style, marker="o", markersize=3, label=name, color=color)
     panel.fill_between(steps, list(map(min, at)), list(map(max, at)), color=color, alpha=0.15)
 
 
