@@ -2,7 +2,8 @@
 
     python -m benchmarks.local_losses [--models opt-nano,llama-nano] [--seeds 3] [--warm 100]
                                       [--steps 400] [--every 10,50,200]
-                                      [--exchanges fp32,bf16,int8,sparse] [--plots FOLDER] [--quick]
+                                      [--exchanges fp32,bf16,int8,sparse] [--plots FOLDER]
+                                      [--results FILE] [--quick]
     python -m benchmarks.local_losses --disturbed [--every 10] [...]
 
 Eight devices and plain PyTorch train small models on equal numbers of tokens, from weights that
@@ -21,11 +22,12 @@ moments, and what they had not returned is lost.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
@@ -71,6 +73,7 @@ class Setting:
 
     Attributes:
         steps: local steps of each device.
+        every: local steps between exchanges; 0 for exact training.
         devices: number of devices.
         outer: learning rate and momentum of the outer optimizer; rate 0 for the published one.
         lost: number of devices that are lost in every round.
@@ -78,8 +81,8 @@ class Setting:
     """
 
     steps: int
-    every: int
-    exchange: ExchangeKind
+    every: int = 0
+    exchange: ExchangeKind = ExchangeKind.FP32
     devices: int = _DEVICES
     outer: tuple[float, float] = (0.0, 0.9)
     lost: int = 0
@@ -276,7 +279,6 @@ class Trial:
         self._save(replicas)
         self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
         self._warmed = replicas.state()
-        self.begin_loss = self.loss()
         self._first: dict[tuple[int, int], FirstRound] = {}
         self._wholes: dict[ExchangeKind, WholeModel] = {}
 
@@ -373,10 +375,14 @@ def _schedule(steps: int) -> Schedule:
     return Schedule(_RATE, _WARMUP, steps)
 
 
-_COLORS: Final = {
-    "exact": "black", "fp32": "tab:blue", "bf16": "tab:orange", "int8": "tab:green",
-    "sparse": "tab:red",
-}  # fmt: skip
+# Color and style of a line. Those of dense exchanges lie on each other, so the upper have gaps.
+_LINES: Final = {
+    "exact": ("black", "-"),
+    "fp32": ("tab:blue", "-"),
+    "bf16": ("tab:orange", "--"),
+    "int8": ("tab:green", ":"),
+    "sparse": ("tab:red", "-"),
+}
 
 
 def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
@@ -389,8 +395,31 @@ def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
     print(f"{name:<34}{statistics.mean(last):>8.3f}  {spread:<16}{more:>8}", flush=True)
 
 
+class Results:
+    """The curves of all seeds, by model and run. A file keeps them, so that no run is repeated."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._found: dict[tuple[str, str], list[Curve]] = {}
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        for line in lines:
+            model, name, runs = json.loads(line)
+            self._found[model, name] = [[(step, loss) for step, loss in run] for run in runs]
+
+    def of(self, model: str, name: str, make: Callable[[], list[Curve]]) -> list[Curve]:
+        """Return the curves of a run. Do the run if its curves are not known."""
+        if (model, name) not in self._found:
+            self._found[model, name] = runs = make()
+            if self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(json.dumps([model, name, runs]) + "\n")
+        return self._found[model, name]
+
+
 def losses(
-    trials: Mapping[str, Sequence[Trial]],
+    trials: Callable[[str], Sequence[Trial]],
+    models: Sequence[str],
+    results: Results,
     steps: int,
     everies: Sequence[int],
     kinds: Sequence[ExchangeKind],
@@ -398,21 +427,23 @@ def losses(
     plots: Path | None,
 ) -> None:
     """Print and draw held-out losses of exact training and of local updates."""
-    for model, seeds in trials.items():
-        began_s = time.perf_counter()
+    for model in models:
         print(f"\n{model}, {_DEVICES} devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
         print(f"{'':<34}{'loss':>8}  {'range':<16}{'exact':>8}")
-        show("before", [[(0, trial.begin_loss)] for trial in seeds])
-        exact = [trial.exact(steps) for trial in seeds]
+        exact = results.of(model, "exact", partial(all_of, trials, model, Setting(steps)))
+        show("before", [run[:1] for run in exact])
         show("exact", exact)
         figure = Figure(figsize=(3.2 * len(everies), 3.4), layout="constrained")
         panels = figure.subplots(1, len(everies), sharey=True, squeeze=False)[0]
         for every, panel in zip(everies, panels, strict=True):
             draw(panel, "exact", exact)
             for kind in kinds:
-                setting = Setting(steps, every, kind, outer=outer)
-                runs = [trial.locally(setting) for trial in seeds]
-                show(f"every {every}, {kind.value}", runs, exact)
+                setting, name = (
+                    Setting(steps, every, kind, outer=outer),
+                    f"every {every}, {kind.value}",
+                )
+                runs = results.of(model, name, partial(all_of, trials, model, setting))
+                show(name, runs, exact)
                 draw(panel, kind.value, runs)
             panel.set(title=f"every {every} steps", xlabel="steps of each device")
         panels[0].set(ylabel=f"held-out loss of {model}")
@@ -420,37 +451,49 @@ def losses(
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
         if plots is not None:
             save_figure(figure, plots / f"local-updates-{model.partition('-')[0]}.svg", 150)
-        print(f"took {time.perf_counter() - began_s:,.0f} s", flush=True)
+
+
+def all_of(trials: Callable[[str], Sequence[Trial]], model: str, setting: Setting) -> list[Curve]:
+    """Return the curves of all seeds, of exact training if the setting has no exchange."""
+    seeds = trials(model)
+    if not setting.every:
+        return [trial.exact(setting.steps) for trial in seeds]
+    return [trial.locally(setting) for trial in seeds]
 
 
 def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
     """Draw the mean and the range of held-out losses of several seeds against the step."""
     steps = [step for step, _ in runs[0]]
     at = [[run[n][1] for run in runs] for n in range(len(steps))]
-    color = _COLORS[name]
-    panel.plot(steps, list(map(statistics.mean, at)), "o-", markersize=3, label=name, color=color)
+    color, style = _LINES[name]
+    means = list(map(statistics.mean, at))
+    panel.plot(steps, means, style, marker="o", markersize=3, label=name, color=color)
     panel.fill_between(steps, list(map(min, at)), list(map(max, at)), color=color, alpha=0.15)
 
 
 def disturbed(
-    trials: Mapping[str, Sequence[Trial]],
+    trials: Callable[[str], Sequence[Trial]],
+    models: Sequence[str],
+    results: Results,
     steps: int,
     everies: Sequence[int],
     kinds: Sequence[ExchangeKind],
 ) -> None:
     """Print held-out losses if devices are lost, and if the server is killed."""
-    for model, seeds in trials.items():
+    for model in models:
         print(f"\n{model}, 10 devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
         print(f"{'':<34}{'loss':>8}  {'range':<16}{'more':>8}")
-        for every in everies:
-            for kind in kinds:
-                calm = Setting(steps, every, kind, devices=10)
-                name, runs = f"every {every}, {kind.value}", [t.locally(calm) for t in seeds]
-                show(name, runs)
-                lost = replace(calm, lost=1)
-                show(f"{name}, one lost a round", [t.locally(lost) for t in seeds], runs)
-                killed = replace(calm, killed=True)
-                show(f"{name}, server killed", [t.locally(killed) for t in seeds], runs)
+        for every, kind in product(everies, kinds):
+            calm, runs = Setting(steps, every, kind, devices=10), list[Curve]()
+            for what, setting in (
+                ("10 devices", calm),
+                ("one lost a round", replace(calm, lost=1)),
+                ("server killed", replace(calm, killed=True)),
+            ):
+                name = f"every {every}, {kind.value}, {what}"
+                found = results.of(model, name, partial(all_of, trials, model, setting))
+                show(name, found, runs)
+                runs = runs or found
 
 
 def _numbers(text: str) -> list[int]:
@@ -472,6 +515,7 @@ def main() -> None:
     parser.add_argument("--outer-lr", type=float, default=0.0)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--plots", type=Path, help="folder for one figure of each model")
+    parser.add_argument("--results", type=Path, help="file that keeps all curves")
     parser.add_argument("--disturbed", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one model and one seed")
     options = parser.parse_args()
@@ -480,10 +524,14 @@ def main() -> None:
     models, seeds = options.models.split(","), options.seeds
     if options.quick:
         models, seeds = models[:1], 1
-    trials = {
-        model: [Trial(model, seed, options.warm) for seed in range(seeds)] for model in models
-    }
-    common = trials, options.steps, options.every, options.exchanges
+
+    @cache
+    def trials(model: str) -> list[Trial]:
+        return [Trial(model, seed, options.warm) for seed in range(seeds)]
+
+    common = (
+        trials, models, Results(options.results), options.steps, options.every, options.exchanges
+    )  # fmt: skip
     if options.disturbed:
         disturbed(*common)
     else:

@@ -16,6 +16,10 @@ from cleave.planner.stages.model import StageModel
 EVERY: Final = 50  # local steps of the fastest device in a round, unless the user says otherwise
 _RETURNED: Final = 1 / 64  # part of the elements that a device returns if the exchange is sparse
 _CHUNK: Final = 4096  # elements with one scale (down) or two scales (up), if the exchange is sparse
+_GRADIENT_BYTES: Final = 4
+# For each element that an update of AdamW changes: its gradient, its new weight and moments, and
+# the working memory of the graph.
+_UPDATE_BYTES: Final = 30
 _LOGIT_BYTES: Final = 12  # logits, their softmax and their gradient
 
 
@@ -48,10 +52,10 @@ class ExchangeKind(Enum):
     def held_bytes(self) -> int:
         """Return the bytes per parameter that a device holds.
 
-        It holds the weight now and at the beginning of the round, two moments of AdamW, a gradient
-        and, if the exchange is sparse, what it has not returned.
+        It holds the weight now and at the beginning of the round, two moments of AdamW and, if the
+        exchange is sparse, what it has not returned.
         """
-        return 24 if self is ExchangeKind.SPARSE else 20
+        return 20 if self is ExchangeKind.SPARSE else 16
 
     @property
     def coded_ratio(self) -> float:
@@ -151,7 +155,10 @@ def plan_round(
     frozen = sum(part.frozen_bytes for part in parts)
     logits = _LOGIT_BYTES * model.most_slices
     inputs = 4 * model.width * len(model.layers)
-    needed_bytes = rounds.exchange.held_bytes * elements + frozen + tokens * (logits + inputs)
+    largest = min(elements, model.most_slices * model.width)  # elements of the embedding
+    passes = _GRADIENT_BYTES * elements + tokens * (logits + inputs)
+    needed_bytes = rounds.exchange.held_bytes * elements + frozen
+    needed_bytes += max(passes, _UPDATE_BYTES * largest)
     kept_bytes = round(tokens * math.fsum(layer.activation_bytes for layer in model.layers))
     able = [device for device in devices if device.memory_bytes >= needed_bytes]
     if not able:

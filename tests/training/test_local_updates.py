@@ -258,6 +258,24 @@ def test_faster_devices_do_more_steps_and_a_lost_one_costs_only_its_own() -> Non
         assert run.round() > 0
 
 
+@pytest.mark.parametrize("exchange", [ExchangeKind.INT8, ExchangeKind.SPARSE])
+def test_a_run_goes_on_though_every_round_loses_a_device(exchange: ExchangeKind) -> None:
+    """Another device takes the place of the lost one in the next round."""
+    with emulated([device(f"d{n}") for n in range(5)], coding="off") as fleet:
+        run = Run(small_model("llama"), fleet, exchange)
+        before = run.heldout()
+        for number in range(1, 5):
+            fleet.runtime.lose(number, in_s=0.05)  # type: ignore[attr-defined]
+            tokens = run.updates.round(lambda step: RATE, run.data.step).tokens
+            # The new device first needs the weights, so it does fewer steps.
+            assert 3 * EVERY * BATCH * TOKENS < tokens <= 4 * EVERY * BATCH * TOKENS
+            fleet.runtime.join(device(f"new{number}"))  # type: ignore[attr-defined]
+            fleet.runtime.wait_until(lambda: fleet.device_count == 5, 10.0)
+        lost = [f"the work of d{n} in this round is lost: it left" for n in range(4)]
+        assert run.notes == lost
+        assert run.heldout() < before
+
+
 def test_a_device_that_returns_nonsense_is_named_and_moves_little() -> None:
     model = small_model("llama")
     with emulated([device(name) for name in ("a", "b", "c")]) as fleet:
@@ -289,6 +307,20 @@ def test_adapters_alone_are_exchanged() -> None:
         sent = fleet.counters().traffic.down.weights - before.down.weights
     elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert 4 * 2 * elements <= sent < 1.5 * 4 * 2 * elements
+
+
+@pytest.mark.parametrize("exchange", [ExchangeKind.INT8, ExchangeKind.SPARSE])
+def test_a_device_with_the_stated_memory_is_enough(exchange: ExchangeKind) -> None:
+    """The vocabulary is so large that a device needs most memory for the exchange."""
+    model = small_model("llama", vocab_size=40_000)
+    with emulated([device("large")]) as fleet:
+        needed = Run(model, fleet, exchange).updates._model.work
+    memory_bytes = needed.held_bytes + needed.working_bytes
+    with emulated([FleetDevice("small", 1e9, 1e6, 1e6, 0.01, memory_bytes)]) as fleet:
+        run = Run(model, fleet, exchange)
+        for _ in range(2):
+            run.round()
+    assert run.notes == []
 
 
 def test_a_model_that_no_device_can_hold_is_refused_with_the_size() -> None:

@@ -149,6 +149,9 @@ class LocalWorker(StageDevice):
         given = [self._put(each) for each in scalars]
         if self.model.clip is not None:
             given = self._clipped(request, given, scalars)
+        # The largest last: by then, all other gradients are gone.
+        by_size = sorted(request.sums.items(), key=lambda each: self._sizes[each[1]])
+        request.sums = dict(by_size)
         self.update_with(request, given)
         for each in scalars:
             if each in self._sent:

@@ -118,8 +118,8 @@ class Exchange:
             case int() as block:
                 given[names.SCALES] = elements // block
         return max(
-            _peak_bytes(work.difference, given) + sum(back),
-            _peak_bytes(work.added, given) + weight.nbytes,
+            peak_bytes(work.difference, given) + sum(back),
+            peak_bytes(work.added, given) + weight.nbytes,
         )
 
     def difference(self, work: ExchangeWork, elements: int, found: Found) -> Array:
@@ -158,7 +158,7 @@ def _bytes(values: Array) -> StageArray:
     return StageArray(1, values.size, "uint8", payload, TrafficKind.WEIGHTS)
 
 
-def _peak_bytes(graph: StageGraph, given: Mapping[str, int]) -> int:
+def peak_bytes(graph: StageGraph, given: Mapping[str, int]) -> int:
     """Return the working memory of a graph. `given` has the number of elements of its inputs."""
     inputs = [GivenInput(given[name]) for name in graph.inputs]
     return GraphMemory(graph.model).peak_bytes(inputs, [True] * len(graph.outputs))

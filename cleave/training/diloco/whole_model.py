@@ -26,7 +26,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
-from cleave.training.diloco.exchange import Exchange
+from cleave.training.diloco.exchange import Exchange, peak_bytes
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
@@ -119,6 +119,12 @@ class WholeModel:
         states += exchange is ExchangeKind.SPARSE  # what a device has not returned
         logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
         inputs = _FP32 * tokens * width * (len(layers) + 2)
+        largest = max(tensor.numel() for tensor in keys.values())
+        update = work.graph(update_graph(rule))
+        given = dict.fromkeys(update.inputs, largest)
+        given[names.SCALARS] = self.scalars(0.0, 0)[0].columns
+        # The largest parameter is updated last, when the other gradients are gone.
+        updating = _FP32 * largest * (1 + len(update.outputs)) + peak_bytes(update, given)
         exchanging = max(self.exchange.working_bytes(one.weight) for one in resident.values())
         self.work = LocalModel(
             step=StepWork(
@@ -129,9 +135,7 @@ class WholeModel:
                 tokens=[tokens],
                 stages=[],
                 gradients="fp32",
-                resident=Resident(
-                    resident, work.graph(update_graph(rule)), work.graph(squares_graph())
-                ),
+                resident=Resident(resident, update, work.graph(squares_graph())),
             ),
             embedding=EmbeddingWork(
                 work.graph(embedding.forward),
@@ -143,7 +147,7 @@ class WholeModel:
             zeros=work.graph(zeros_graph()),
             clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
             held_bytes=states * trained + frozen,
-            working_bytes=max(trained + logits + inputs, exchanging),
+            working_bytes=max(trained + logits + inputs, updating, exchanging),
             activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
         )
 
