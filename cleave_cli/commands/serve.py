@@ -386,7 +386,7 @@ def stopping(job: TrainingJob | None) -> str:
     """Return the log message for a server that stops while `job` (None: no job) is running."""
     if job is None:
         return "stopping"
-    return f"stopping: {job.id} writes a checkpoint of its last whole step"
+    return f"stopping: {job.id} writes a checkpoint of its last completed step"
 
 
 def _welcome(

@@ -275,6 +275,11 @@ def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
         page.get_by_role("alert").wait_for(state="detached")
         page.reload()
         assert page.get_by_label("Stop after").input_value() == "0.5"
+        assert "stops after 500 MB a day" in page.locator("[data-figure=use]").inner_text()
+        page.get_by_label("Stop after").fill("-7")
+        page.get_by_role("button", name="Start helping").click()  # it starts with the old limit
+        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+        assert "stays 0.5 GB a day" in page.get_by_role("alert").inner_text()
 
 
 def test_the_page_installs_as_an_app_and_takes_a_typed_code(
