@@ -113,7 +113,7 @@ def test_sorting_and_filtering_and_what_is_told_in_words(seen: Watched, url: str
         r"^Loss\. From \d+\.\d+ at step 1 to \d+\.\d+ at step \d+\.$",
         r"^Step time\. In the last steps .* for the server and .* for the devices\.$",
         r"^Rates\. To devices .*, from devices .*\.$",
-        r"^What devices do\. In the last 30\.0 s a device received \d.* computed \d.* sent \d",
+        r"^What devices do\. In the last \d.* a device received \d.* computed \d.* sent \d",
         r"960 tiles on 960 devices, 4 slabs in depth, \d+ of 15360 blocks back\.$",
     ):
         expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
