@@ -1,6 +1,7 @@
 """Kill a server with SIGKILL while devices keep the state, or limit its memory.
 
     python -m benchmarks.resident_server [--model opt-125m] [--steps 12] [--kills 3] [--devices 3]
+    python -m benchmarks.resident_server --compute off    # all state is on other devices
     python -m benchmarks.resident_server --model opt-350m --kills 0 --limit-gb 2.5
 
 A real server, `cleave join` processes and `cleave train --state devices`. The server is killed at
@@ -108,6 +109,7 @@ class Course:
         self._serving = [
             *group.command, *_CLEAVE, "serve", "--json", "--port", free_port(),
             "--data", str(folder / "data"), "--runs", str(self.runs), "--stages-on", "any",
+            "--compute", options.compute,
         ]  # fmt: skip
         self._keys = {
             "CLEAVE_CREDENTIAL": secrets.token_urlsafe(16),
@@ -188,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-gb", type=float, default=0.0, help="memory of the server")
+    parser.add_argument("--compute", default="auto", help="as for `cleave serve`")
     parser.add_argument("--quick", action="store_true", help="few steps")
     options = parser.parse_args()
     if options.quick:
