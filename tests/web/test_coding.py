@@ -14,14 +14,13 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.traffic import Traffic
-from cleave.server.http.pages import Pages
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from cleave.workload.models.build import build_model
 from cleave.workload.registry import find_model
 from tests.graphs.models import trained
 from tests.training.test_staged import EvenStages, rows
-from tests.web.test_join import forced, join, visit
+from tests.web.test_join import forced, join, pages_of_program, visit
 
 # Tests of the client alone have the vectors of compressed arrays.
 pytestmark = [pytest.mark.usefixtures("pages"), pytest.mark.nightly]
@@ -39,9 +38,8 @@ def test_losses_by_stages_are_the_same_to_the_bit(browser: Browser) -> None:
     def found(coding: str) -> tuple[list[float], Traffic]:
         model = build_model(spec, seed=0).train()
         work = ModelWork(model, model_graphs(model, SEQ, GraphCache.of_user()), DType.FP32)
-        pages = Pages.of_package().answer
         with (
-            cleave.serve(stages_on="any", coding=coding, pages=pages) as listening,
+            cleave.serve(stages_on="any", coding=coding, pages=pages_of_program) as listening,
             visit(browser) as page,
         ):
             join(page, forced(listening.page_url, "wasm"))

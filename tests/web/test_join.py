@@ -12,8 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Error, Page
 
+from cleave.server.http import project
+from cleave.server.http.pages import Pages
 from cleave.training.loop.job import JobSpec
 from cleave.transport.addresses import app_link
+from cleave.transport.http import HttpAnswer, HttpRequest
 from tests.integration.processes import (
     PATIENCE_S,
     address,
@@ -38,6 +41,13 @@ Plain = Callable[[JobSpec], list[float]]
 pytestmark = pytest.mark.usefixtures("pages")
 
 
+def pages_of_program(request: HttpRequest) -> HttpAnswer | None:
+    """Answer for a server in this process: it has the pages, and says nothing of its project."""
+    if request.path == project.PATH:
+        return HttpAnswer(200, (("Content-Type", "application/json"),), b"{}")
+    return Pages.of_package().answer(request)
+
+
 @contextmanager
 def visit(browser: Browser, user_agent: str | None = None) -> Iterator[Page]:
     """A phone's page; afterwards: nothing on its console, no request to another place."""
@@ -57,7 +67,7 @@ def visit(browser: Browser, user_agent: str | None = None) -> Iterator[Page]:
         error.add_note(f"console: {said}; requests without an answer: {lost}")
         raise
     else:
-        assert [line for line in said if not line.startswith("warning")] == []
+        assert [line for line in said if not line.startswith("warning")] == [], lost
         assert len(hosts - {""}) == 1  # a worker's blob has no host
     finally:
         context.close()

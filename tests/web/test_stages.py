@@ -16,7 +16,6 @@ import cleave
 from cleave.arrays import DType
 from cleave.machine import webgpu_session
 from cleave.planner.stages.model import PsCompute
-from cleave.server.http.pages import Pages
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.stages.audits import Auditor
@@ -46,6 +45,7 @@ from tests.web.test_join import (
     await_count,
     forced,
     join,
+    pages_of_program,
     visit,
 )
 
@@ -122,9 +122,8 @@ def test_devices_of_every_kind_train_alike_and_none_is_accused(
     prepared = Prepared()
     auditor = Auditor(100.0, random.Random(1))  # everything
     runners = ("torch:cpu", "cpu", "webgpu" if in_software else "cpu")
-    pages = Pages.of_package().answer
     with (
-        cleave.serve(stages_on="any", pages=pages) as served,
+        cleave.serve(stages_on="any", pages=pages_of_program) as served,
         visit(browser) as page,
         ExitStack() as devices,
     ):
@@ -159,9 +158,8 @@ def test_a_browser_keeps_weights_and_optimizer_state_though_its_connection_is_cu
     browser: Browser, corpus_file: Path, tmp_path: Path, plain_losses: Plain, kernel: str
 ) -> None:
     job = stages_job(corpus_file, cuts.STEPS)
-    pages = Pages.of_package().answer
     with (
-        cleave.serve(stages_on="any", pages=pages) as served,
+        cleave.serve(stages_on="any", pages=pages_of_program) as served,
         cuts.cutting(served.live.manager) as cut,
         visit(browser) as page,
     ):
