@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from benchmarks.common import machine
+from benchmarks.local_updates import parsed_kinds, parsed_numbers
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.files import save_figure
@@ -496,22 +497,14 @@ def disturbed(
                 runs = runs or found
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _kinds(text: str) -> list[ExchangeKind]:
-    return [ExchangeKind(part) for part in text.split(",")]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default="opt-nano,llama-nano")
     parser.add_argument("--warm", type=int, default=100)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--every", type=_numbers, default=[10, 50, 200])
-    parser.add_argument("--exchanges", type=_kinds, default=list(ExchangeKind))
+    parser.add_argument("--every", type=parsed_numbers, default=[10, 50, 200])
+    parser.add_argument("--exchanges", type=parsed_kinds, default=list(ExchangeKind))
     parser.add_argument("--outer-lr", type=float, default=0.0)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--plots", type=Path, help="folder for one figure of each model")

@@ -127,19 +127,21 @@ def whole(model: torch.nn.Module, kind: ExchangeKind) -> WholeModel:
     )  # fmt: skip
 
 
-def _numbers(text: str) -> list[int]:
+def parsed_numbers(text: str) -> list[int]:
+    """Parse numbers separated by commas."""
     return [int(part) for part in text.split(",")]
 
 
-def _kinds(text: str) -> list[ExchangeKind]:
+def parsed_kinds(text: str) -> list[ExchangeKind]:
+    """Parse forms of exchange separated by commas."""
     return [ExchangeKind(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="opt-125m")
-    parser.add_argument("--every", type=_numbers, default=[50, 200])
-    parser.add_argument("--exchanges", type=_kinds, default=list(ExchangeKind)[1:])
+    parser.add_argument("--every", type=parsed_numbers, default=[50, 200])
+    parser.add_argument("--exchanges", type=parsed_kinds, default=list(ExchangeKind)[1:])
     options = parser.parse_args()
     print(machine())
     throughput(options.model, options.every, options.exchanges)

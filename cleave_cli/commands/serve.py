@@ -345,8 +345,13 @@ def _kept_by_devices(interrupted: Iterable[StoredJob]) -> list[KeptState]:
     from cleave.training.loop.run_folder import LOG
     from cleave.training.stages.step_log import LogFolder
 
-    runs = [Path(job.run_folder) for job in interrupted if job.run_folder]
-    return [kept for run in runs for kept in LogFolder(run / LOG).kept()]
+    found: list[KeptState] = []
+    for run in (Path(job.run_folder) for job in interrupted if job.run_folder):
+        try:
+            found += LogFolder(run / LOG).kept()
+        except OSError as error:
+            _logger.warning("devices cannot continue with the state of %s: %s", run, error)
+    return found
 
 
 @contextmanager

@@ -477,6 +477,11 @@ class Audited(Training):
             made.lies = lambda: self.rng.random() < 0.2
         return made
 
+    def restart(self) -> None:
+        self.lineages = frozenset()
+        self.sound = set() if self.kept else set(range(LAYERS))
+        super().restart()
+
     def _do(self, wanted: Any) -> None:
         self.everyone |= self.fleet.devices
         super()._do(wanted)
@@ -553,6 +558,31 @@ def test_audits_of_snapshots_blame_no_honest_device(rate: float, data: st.DataOb
 
 
 TWO_STAGES = stages_of([2], [(1,), (2,)], False)
+
+
+def test_after_a_restart_nobody_is_blamed_for_the_lie_of_another_device() -> None:
+    """Device 1 returns a false snapshot. Device 3, which followed it, has the true state."""
+    training = Audited(3, rng=random.Random(0), liars=0.0, rate=0.0)
+    liar = training.fleet.devices[1]
+    liar.falsifies, liar.lie = True, "falsified"
+    completed(training)
+    training.begin_snapshot()
+    completed(training)
+    completed(training)
+    assert (training.snapshots, liar.lied) == (1, True)
+    training.lose(1)
+    completed(training)
+    assert training.step._stages[0].devices == [3]
+    for device in training.fleet.devices.values():
+        device.before.clear()  # all messages arrived
+    with mock.patch.object(training, "_draw", return_value=0.0):
+        training.restart()
+    completed(training)
+    training.rate = 1.0
+    training.begin_snapshot()
+    completed(training)
+    assert training.found
+    assert not training.blamed
 
 
 def completed(training: Training, batches: int = 2) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,9 @@ from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_run import GraphRun, Kept
+from cleave.planner.stages.model import PlannedStage
 from cleave.planner.stages.resident import Protection
+from cleave.scheduler.stages.resident import Holding, Lineage, Snapshot
 from cleave.scheduler.stages.work import RequestKind, StageOrder
 from cleave.training.loop import trainer
 from cleave.training.loop.checkpoint import load_latest
@@ -28,8 +31,8 @@ from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.loop.records import Record
 from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, LOG, REST, RunFolder, held_steps
 from cleave.training.loop.start import train
-from cleave.training.stages import saved_state
-from cleave.training.stages.audits import Auditor
+from cleave.training.stages import replay_audits, saved_state
+from cleave.training.stages.audits import Auditor, Fault
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.step_log import LogFolder
@@ -249,6 +252,27 @@ def test_tensors_are_restored_from_copies(
         assert torch.equal(tensor, before[name])
     assert bool(notes) == full
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_after_a_restart_the_snapshot_may_not_be_what_a_device_began_with(restarted: bool) -> None:
+    """Another device may have falsified it. So a device with state from before is not blamed."""
+    state: Any = SimpleNamespace(
+        updates=2, layers={0}, tensors={}, own_tensors=dict, is_current=True,
+        found_on_devices=restarted,
+    )  # fmt: skip
+    auditor: Any = SimpleNamespace(rate=1.0, rng=random.Random(0), excess=0.0)
+    audits = ReplayAudits(state, auditor, None, waits=True, note=lambda text: None)
+    step: Any = SimpleNamespace(work=SimpleNamespace(stages=[PlannedStage(0, 1, (LIAR,))]))
+    fault = Fault(LIAR, "its state does not follow from the snapshot")
+    with mock.patch.object(replay_audits, "StageReplay") as replay:
+        replay.return_value = mock.Mock(number=0, returned=[], faults=lambda auditor: [fault])
+        audits.taken(Snapshot(3, {}, {0: Holding(LIAR, Lineage(-1))}), [step])
+    found = audits.lie()
+    audits.close()
+    assert found is not None
+    assert found.faults == [fault]
+    assert found.blamed == ([] if restarted else [fault])
 
 
 def test_a_negative_sum_of_squares_is_refused() -> None:

@@ -225,7 +225,7 @@ class PsCompute:
     own_device: int | None = None
 
     def without_updates_of(self, parameters: float) -> PsCompute:
-        """Return the PS's speeds if devices update so many of the trained parameters."""
+        """Return the PS's speeds if devices update this number of trained parameters."""
         return replace(self, optimizer_s=max(0.0, self.optimizer_s - parameters * self.parameter_s))
 
     def loss_s(self, loss: LayerCost) -> float:

@@ -286,9 +286,8 @@ class Trainer:
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
-                if (
-                    self.step < self._logged.recorded
-                ):  # it only repeated this server's part of a logged step
+                # Until then, it only repeats this server's part of logged steps.
+                if self.step < self._logged.recorded:
                     continue
                 loss = record.loss
                 first_loss = loss if math.isnan(first_loss) else first_loss

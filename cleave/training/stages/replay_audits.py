@@ -133,7 +133,9 @@ class ReplayAudits:
         self._returned: list[ReturnedStep] = []  # of the steps in the log
         self._keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
-        self._base.sound.update(state.layers)
+        # Devices that have state from before a restart did not begin with the server's snapshot.
+        if not state.found_on_devices:
+            self._base.sound.update(state.layers)
         # The next snapshot to be verified, and the layers that were audited since it arrived.
         self._candidate: SavedState | None = None
         self._audited: set[int] = set()

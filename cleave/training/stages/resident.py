@@ -152,6 +152,11 @@ class ResidentState:
         """Return whether the snapshot is the current state, because no step followed it."""
         return not self.log.steps
 
+    @property
+    def found_on_devices(self) -> bool:
+        """Return whether devices may have state from before a restart of the PS."""
+        return bool(self._resident.kept)
+
     def of_step(self) -> Resident:
         """Return the state for the `StepWork` of a step."""
         return replace(

@@ -112,7 +112,7 @@ class StagePlans:
         return devices
 
     def leave_updates(self, parameters: int) -> None:
-        """Plan for devices that update so many of the trained parameters themselves."""
+        """Let later plans assume that devices update this number of parameters themselves."""
         self._ps = self._ps.without_updates_of(parameters)
 
     def protection(self, between_losses_s: float, between_departures_s: float) -> Protection | None:
