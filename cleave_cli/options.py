@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -15,9 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from cleave.errors import UsageError, not_installed
 from cleave.transport.addresses import is_loopback
-
-if TYPE_CHECKING:
-    pass
 
 
 def need_train_extra(command: str, *more: str) -> None:
