@@ -916,6 +916,54 @@ def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
         fetched(training)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hot_spare_continues_in_the_middle_of_a_step(answers: bool) -> None:
+    """It does not repeat the micro-batches that it has repeated before the device was lost."""
+    training = Training(3)
+    for _ in range(2):
+        completed(training)
+        spare_ready(training, 3)
+    training.begin(training.step_of(TWO_STAGES, 4))
+    stage, spare = training.step._stages[0], training.fleet.devices[3]
+    while not stage.accumulators or len(stage.accumulators[0].batches) < 2:
+        for key in list(training.outputs):
+            training.give(key)
+        training.answer(min(d for d in training.fleet.waiting if d != 3))
+    while answers and spare.orders:
+        training.answer(3)
+    done, received = set(stage.accumulators[0].batches), len(spare.sent)
+    training.lose(1)
+    assert stage.devices == [3]
+    result = training.finish()
+    assert isinstance(result, StepResult)
+    assert {b for b, device in result.records[0].backward_by.items() if device == 1} == done
+    gradients = [v for v in spare.sent[received:] if v[0] == "dx"]
+    assert len(gradients) == 4 - len(done)
+    fetched(training)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_hot_spares_forget_a_step_that_is_not_logged(complete: bool) -> None:
+    training = Training(3)
+    completed(training)
+    spare_ready(training, 3)
+    training.begin(training.step_of(TWO_STAGES, 4))
+    while not training.runs._spares.is_busy(3) if not complete else not training.step.ended:
+        for key in list(training.outputs):
+            training.give(key)
+        if training.wants_update:
+            training.update()
+        training.answer(min(training.fleet.waiting))
+    training.withdraw()
+    spare_ready(training, 3)
+    training.finish()
+    spare_ready(training, 3)
+    training.begin(training.step_of(TWO_STAGES, 2))
+    training.lose(1)
+    assert isinstance(training.finish(), StepResult)
+    fetched(training)
+
+
 def test_hot_spares_follow_no_more_stages_than_they_may() -> None:
     training = Training(5)
     for most in (0, 1, 2, 1, 0, None):

@@ -1,15 +1,17 @@
 """Hot spares: devices without a stage that have trained state, and can take over a stage at once.
 
-A hot spare has the state of one or more stages. While other devices do a step, it repeats the step
-before, from the log. If the device of a stage is lost, its hot spare repeats one step at most.
+A hot spare has the state of one or more stages. It repeats each micro-batch of a step as soon as
+the stage's device has finished it, and all of the step when the step is complete. If the device of
+a stage is lost, its hot spare continues with the other micro-batches. A hot spare that is behind
+first repeats the steps in the log.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
@@ -20,6 +22,7 @@ from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.passes import arrays_of
 from cleave.scheduler.stages.takeover import Takeover
 from cleave.scheduler.stages.work import (
+    LoggedStep,
     RequestKind,
     Resident,
     StageGraph,
@@ -29,7 +32,7 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.scheduler.tiles.device_memory import Names
 
-_MOST_BUSY: Final = 0.9  # share of a step's time in which a hot spare may repeat the step before
+_MOST_BUSY: Final = 0.9  # share of a step's time in which a hot spare may repeat the step
 _MOST_BEHIND: Final = 4  # number of steps by which a hot spare may fall further behind
 
 
@@ -38,20 +41,32 @@ class _Copy:
     """A copy of a stage's state on a hot spare.
 
     Attributes:
-        request: repeats logged steps.
+        request: repeats steps.
         updates: number of updates in the state once `request` has been answered.
         most: number of steps to repeat at which the device is too slow.
+        step: the step under way, if the device repeats it already.
+        given: the micro-batches of `step` that the device has been given.
     """
 
     stage: PlannedStage
     request: StageRequest
     updates: int
     most: int
+    step: LoggedStep | None = None
+    given: set[int] = field(default_factory=set)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the device is repeating steps."""
-        return bool(self.request.answers or self.request.replay)
+        """Return whether the device is repeating steps, or has repeated a part of one."""
+        return bool(self.request.answers or self.request.replay or self.request.sums)
+
+    def leave_step(self) -> None:
+        """Forget the step under way. Its micro-batches that are already requested remain so."""
+        one = self.request
+        left = {batch for step, batch in one.replay if step is self.step}
+        one.added = self.given - {batch for batch in left if batch is not None}
+        one.replay = deque(each for each in one.replay if each[0] is not self.step)
+        self.step, self.given = None, set()
 
 
 class HotSpares:
@@ -97,11 +112,12 @@ class HotSpares:
             stage = work.stages[number] if number < len(work.stages) else None
             same = stage is not None and _layers(copy.stage) == _layers(stage)
             late = copy.updates < work.resident.position or copy.request.steps_left > copy.most
+            ahead = copy.updates > work.resident.now  # the last step was not logged
             if late:
                 self._unfit.add(device)
             takes_over = stage is not None and device in stage.devices
             others = device in holders and not takes_over
-            if late or device not in rates or others or not same:
+            if late or ahead or device not in rates or others or not same:
                 self._leave(device, number)
             elif copy.is_busy:
                 self._stores[device].forget_step(self._work or work, work, copy.stage)
@@ -131,6 +147,56 @@ class HotSpares:
         for (device, _), copy in self._copies.items():
             self._repeat(device, copy, work, resident)
         return [sent for device in self.devices for sent in self._stores[device].take()]
+
+    def follow(self, step: LoggedStep, number: int, done: Set[int]) -> list[SendStage]:
+        """Let the hot spare of a stage repeat micro-batches of the step under way.
+
+        A hot spare that still has to repeat logged steps gets none.
+
+        Args:
+            step: the step under way. Its coefficients are not known yet.
+            number: number of the stage.
+            done: all micro-batches that the stage's device has finished.
+        """
+        out: list[SendStage] = []
+        for (device, stage), copy in self._copies.items():
+            if stage == number and self._may_follow(copy, step):
+                if copy.step is None:
+                    copy.step = step
+                copy.request.replay += ((copy.step, batch) for batch in sorted(done - copy.given))
+                copy.given |= done
+                out += self._more(device, copy)
+        return out
+
+    def complete(self, step: LoggedStep) -> list[SendStage]:
+        """Let all hot spares that follow the step under way do the rest of it, and its updates."""
+        out: list[SendStage] = []
+        for (device, number), copy in self._copies.items():
+            if self._may_follow(copy, step):
+                rest = sorted(step.x[number].keys() - copy.given)
+                copy.request.replay += ((step, batch) for batch in (*rest, None))
+                copy.step, copy.given = None, set()
+                copy.updates += 1
+                out += self._more(device, copy)
+        return out
+
+    def abandon(self) -> None:
+        """Let hot spares forget what they have repeated of the step under way."""
+        for (device, _), copy in self._copies.items():
+            if copy.step is not None:
+                copy.leave_step()
+                self._stores[device].drop(copy.request.sums.values())
+                copy.request.sums.clear()
+
+    def _may_follow(self, copy: _Copy, step: LoggedStep) -> bool:
+        resident = step.work.resident
+        assert resident is not None
+        return copy.updates == resident.now and not copy.request.steps_left
+
+    def _more(self, device: int, copy: _Copy) -> list[SendStage]:
+        store = self._stores[device]
+        store.more_replay(copy.request)
+        return store.take()
 
     def _repeat(self, device: int, copy: _Copy, work: StepWork, resident: Resident) -> None:
         """Let a device repeat all logged steps that it has not been given yet."""
@@ -204,14 +270,15 @@ class HotSpares:
         return store.take()
 
     def take_over(self, number: int, device: int) -> StageRequest | None:
-        """Return the request that a device that follows a stage still has to answer, if any.
+        """Let a device no longer follow a stage. If it repeats steps, return the request.
 
-        The caller is then responsible for it.
+        The caller is then responsible for the request, which may be answered already. It repeats no
+        more micro-batches of the step under way; `StageRequest.added` has those that it repeats.
         """
-        copy = self._copies.get((device, number))
+        copy = self._copies.pop((device, number), None)
         if copy is None or not copy.is_busy:
             return None
-        del self._copies[device, number]
+        copy.leave_step()
         store = self._stores[device]
         resident = store.work.resident
         assert resident is not None
@@ -236,8 +303,13 @@ class HotSpares:
     def _leave(self, device: int, number: int) -> None:
         """Forget a copy. What only an unfinished one needs is dropped now, the rest later."""
         copy = self._copies.pop((device, number))
-        if copy.is_busy and device in self._stores:
-            self._stores[device].stop_restoring(copy.request)
+        store = self._stores.get(device)
+        if store is None or not copy.is_busy:
+            return
+        if copy.step is None:
+            store.stop_restoring(copy.request)
+        else:  # it has the state from before the step
+            store.drop(copy.request.sums.values())
 
 
 def _layers(stage: PlannedStage) -> tuple[int, int]:

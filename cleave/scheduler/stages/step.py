@@ -44,7 +44,14 @@ from cleave.scheduler.stages.state import StageState, StepView
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from cleave.scheduler.stages.trained_state import TrainedState
 from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
-from cleave.scheduler.stages.work import RequestKind, StageGraph, StageOrder, StageRequest, StepWork
+from cleave.scheduler.stages.work import (
+    LoggedStep,
+    RequestKind,
+    StageGraph,
+    StageOrder,
+    StageRequest,
+    StepWork,
+)
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
@@ -295,6 +302,7 @@ class StageStep:
         does not contain the step, so this state would be ahead of the log.
         """
         if (trained := self._trained) is not None and not self.ended:
+            self._spares.abandon()
             for device, store in self._stores.items():
                 store.drop_state(*trained.unfinished(device), *trained.updated(device))
         self.ended = True
@@ -450,6 +458,12 @@ class StageStep:
             case RequestKind.UPDATE:
                 accumulator = stage.accumulator_on(request.device)
                 accumulator.taken = accumulator.landed = True
+            case RequestKind.RESTORE if request.added:
+                stage.accumulators.append(
+                    GradientAccumulator(request.device, request.sums, batches=request.added)
+                )
+                stage.backward |= request.added
+                self.repeated -= len(request.added)
             case RequestKind.STATE:
                 stage.state, stage.owes_state = request.found, False
                 stage.held_by = self._store(request.device).holding(stage.plan)
@@ -488,6 +502,9 @@ class StageStep:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)
                 accumulator.batches.add(request.batch)
+                if self._trained is not None:
+                    done = accumulator.batches
+                    self._out += self._spares.follow(self._logged(), request.stage, done)
         if request.kind is RequestKind.LAST:
             self._losses.setdefault(request.batch, request.found[names.LOSS])
         dx = request.fetched(names.DX)
@@ -669,6 +686,8 @@ class StageStep:
                 request = self._spares.take_over(number, device)
                 if request is not None:
                     self._requests.add(request)
+                    if not request.answers:
+                        self._accept(request)
                     self._out += self._store(device).take()
         for number, device in trained.missing():
             store = self._store(device)
@@ -720,6 +739,12 @@ class StageStep:
             wanted = UpdateWanted(squares, self._losses, self._dx)
             self._out.append(TellStep(wanted, self.work))
 
+    def _logged(self) -> LoggedStep:
+        """Return this step as the log will have it, as far as it is known."""
+        assert self._trained is not None
+        x, dy = [stage.x for stage in self._stages], [stage.dy for stage in self._stages]
+        return LoggedStep(self.work, x, dy, self._trained.scalars or ())
+
     def _is_waited_for(self, device: int) -> bool:
         """Return whether a device must still return input gradients that an earlier stage needs."""
         return any(
@@ -746,6 +771,8 @@ class StageStep:
         restored = self._restored if self.work.resident and self.work.resident.log else 0
         holders = {n: s.held_by for n, s in enumerate(self._stages) if s.held_by is not None}
         squares = [s.squares for s in self._stages if s.squares is not None]
+        if self._trained is not None and self._trained.scalars is not None:
+            self._out += self._spares.complete(self._logged())
         self._end(
             StepResult(
                 self._losses,

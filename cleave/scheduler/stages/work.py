@@ -365,8 +365,10 @@ class StageRequest:
     answers: dict[int, int] = field(default_factory=dict)
     # blocks of gradient sums, trained state or differences that are not requested yet
     rest: deque[RowsPiece] = field(default_factory=deque)
-    # logged micro-batches that are not repeated yet; None stands for a step's update
+    # micro-batches that are not repeated yet; None stands for a step's update
     replay: deque[tuple[LoggedStep, int | None]] = field(default_factory=deque)
+    # micro-batches of the step under way that a restoring device has added to `sums`
+    added: set[int] = field(default_factory=set)
     # maps a name to the array that the device returned
     found: dict[Any, Any] = field(default_factory=dict)
     # maps a place to the largest magnitude returned; empty for emulated payloads
