@@ -503,8 +503,8 @@ class StageStep:
                 accumulator.asked.discard(request.batch)
                 accumulator.batches.add(request.batch)
                 if self._trained is not None:
-                    done = accumulator.batches
-                    self._out += self._spares.follow(self._logged(), request.stage, done)
+                    finished = accumulator.batches
+                    self._out += self._spares.follow(self._logged(), request.stage, finished)
         if request.kind is RequestKind.LAST:
             self._losses.setdefault(request.batch, request.found[names.LOSS])
         dx = request.fetched(names.DX)
