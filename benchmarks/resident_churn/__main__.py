@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=numbers, default=[1, 20, 40, 80])
     parser.add_argument("--away", type=float, default=0.1, help="share of time that devices miss")
     parser.add_argument("--days", type=float, default=5)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, help="default: 4, or 2 with --runtime")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one seed, two days, two intervals")
@@ -279,9 +279,10 @@ def main() -> None:
     options = parser.parse_args()
     options.minutes = options.minutes or ([10] if options.runtime else [1, 3, 10, 30, 100])
     if options.runtime:
-        minutes, seeds = options.minutes[0], min(2, options.seeds)
+        minutes, seeds = options.minutes[0], options.seeds or 2
         met = runtime.show(options.devices, minutes, options.away, options.departures, seeds)
         sys.exit(0 if met else 1)
+    options.seeds = options.seeds or 4
     if options.quick:
         options.seeds, options.days, options.intervals = 1, 2.0, [1, 40]
     fleet = fleet_of(options)
