@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import typer
@@ -36,10 +36,11 @@ _SERVER: Final = {
     "sums_s": "adding the gradients",
     "optimizer_s": "the optimizer",
     "audit_s": "audits",
-    "planning_s": "planning",
+    "planning_s": "planning, perhaps with the start of its own device",
 }
 _DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
 _LEVELS: Final = ".-+#"  # of computation in a part of a step
+_LEGEND: Final = "#: computes, +: up to two thirds of the time, -: up to one third, .: not at all"
 _NAME: Final = 17  # characters of a device's name
 _LIMITS: Final = 0.6  # smallest share of a step for which a part is called the bottleneck
 
@@ -110,7 +111,9 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
-        self._limit = ""  # bottleneck in the last printed line that has one
+        self._limit = ""  # kind of the last bottleneck that was printed
+        self._seen = ""  # kind of the bottleneck of the last printed line
+        self._legend: Sequence[str] = (_LEGEND,)  # not printed yet
         self._told = ""  # progress of the current step, as reported by a server
         self._most = 0  # most tasks of the current step that were done at once
         self._tasks: Callable[[], str] = lambda: self._told
@@ -147,12 +150,15 @@ class HumanDisplay(Display):
                     limit, text = bottleneck(record)
                     limited = f"\nbottleneck: {printable(text)}"
                     if self._verbose:
-                        self.note("\n".join(breakdown(record)))
+                        self.note("\n".join([*breakdown(record), *self._legend]))
+                        self._legend = ()
                 self._progress.update(self._task, completed=record["step"], line=line + limited)
                 if self._log_every and record["step"] % self._log_every == 0:
-                    line += limited if limit != self._limit else ""
+                    # A bottleneck that changes with every step says little.
+                    if limit != self._limit and (self._verbose or self._seen in ("", limit)):
+                        line, self._limit = line + limited, limit
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
-                    self._limit = limit
+                    self._seen = limit
             case "eval":
                 loss = loss_text(record["eval_loss"])
                 self.note(f"held-out loss after step {record['step']}: {loss}")
@@ -223,7 +229,7 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
     if record["downlink_bytes"] and record["clock"] == "virtual":
         parts += [f"{record['fleet_s']:.3g} s simulated", f"{wall_s:.3g} s here"]
     else:
-        parts.append(f"{record['tokens'] / max(wall_s, 1e-9):.0f} tokens/s")
+        parts += [f"{wall_s:.3g} s", f"{record['tokens'] / max(wall_s, 1e-9):.0f} tokens/s"]
     if record["downlink_bytes"]:
         parts += [
             f"{human_bytes(record['downlink_bytes'])} down",
@@ -281,7 +287,7 @@ def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"  {way} by kind", by_kind(kinds, "\n")
         for way, kinds in record.get("saved", {}).items():
             if any(kinds.values()):
-                yield f"  coding saved {way}", by_kind(kinds, "\n")
+                yield f"  compression saved, {way}", by_kind(kinds, "\n")
     if record["tiles"]:
         yield "tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}"
         yield "reissued", f"{record['reissued']:,}"
@@ -319,22 +325,26 @@ def _server_parts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bottleneck(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what takes the most time in a step by stages, and a clause that says how much.
+    """Return what kind of work takes the most time in a step by stages, and a clause on it.
 
     Args:
-        record: a `StepRecord` as a dictionary, with at least one device.
+        record: a `StepRecord` as a dictionary, with at least one device. On a virtual clock, the
+            server's own work takes no time.
     """
-    wall_s = max(record["wall_s"], 1e-9)
+    virtual = record["clock"] == "virtual"
+    step_s = max(record["fleet_s" if virtual else "wall_s"], 1e-9)
     part, part_s = next(iter(_server_parts(record).items()))
-    found = [(record["ps_s"], "the server's own work", f" ({part}: {part_s:.3g} s)")]
-    for key, what in _DEVICE.items():
+    found = [(record["ps_s"], "ps_s", "the server's own work", f" ({part}: {part_s:.3g} s)")]
+    found = [] if virtual else found
+    for key, name in _DEVICE.items():
         most = max(record["devices"], key=lambda device: device[key])
-        found.append((most[key], f"the {what} of {most['name']}", ""))
-    seconds, what, details = max(found)
-    text = f"{what} takes {seconds:.3g} of {wall_s:.3g} s{details}"
-    if seconds < _LIMITS * wall_s:
-        text += "; server and devices also wait for each other, less so with larger batches"
-    return what, text
+        found.append((most[key], key, f"the {name} of {most['name']}", ""))
+    seconds, kind, what, details = max(found)
+    span = f"{seconds:.3g} of {step_s:.3g} {'simulated ' if virtual else ''}s"
+    if seconds >= _LIMITS * step_s:
+        return kind, f"{what} takes {span}{details}"
+    text = f"no part takes most of the step, and the longest is {what} with {span}{details}"
+    return kind, f"{text}; larger batches leave less time in which devices wait"
 
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
@@ -346,10 +356,11 @@ def breakdown(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"server {record['ps_s']:.3g} of {record['wall_s']:.3g} s: {parts}"
     timelines = [device.get("timeline", ()) for device in record["devices"]]  # an older server's
     width = max(map(len, timelines))
-    columns = "".join(f" {name:>6}" for name in ("comp.", "down", "up s"))
-    yield f"{'device':{_NAME}} {'timeline':{width}}{columns}"
+    columns = "".join(f" {name:>6}" for name in ("comp s", "down s", "up s"))
+    clock = "fleet_s" if record["clock"] == "virtual" else "wall_s"
+    span = f"computation from 0 to {record[clock]:.3g} s"
+    yield f"{'device':{_NAME}} {span:{width}}{columns}"
     for device, timeline in zip(record["devices"], timelines, strict=True):
         bar = "".join(_LEVELS[math.ceil(share * 3)] for share in timeline)
         seconds = "".join(f" {device[key]:6.3g}" for key in _DEVICE)
         yield f"{device['name'][:_NAME]:{_NAME}} {bar}{seconds}"
-    yield "#: computes, +: up to two thirds of the time, -: up to one third, .: not at all"

@@ -27,7 +27,22 @@ def test_the_part_that_takes_longest_is_named() -> None:
         bottleneck(STEP | {"ps_s": 36.0, "loss_s": 33.0})[1]
         == "the server's own work takes 36 of 40 s (the loss: 33 s)"
     )
-    assert "wait for each other" in bottleneck(STEP | {"wall_s": 80.0})[1]
+    assert "no part takes most of the step" in bottleneck(STEP | {"wall_s": 80.0})[1]
+
+
+def test_on_a_virtual_clock_only_virtual_times_are_compared() -> None:
+    """The server's own work takes real time, in which the devices' clock stands still."""
+    found = bottleneck(STEP | {"clock": "virtual", "wall_s": 1.0, "ps_s": 99.0, "fleet_s": 33.0})
+    assert found[1].endswith("takes 30 of 33 simulated s")
+
+
+def test_a_bottleneck_that_changes_with_every_step_is_not_said_each_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = make_display(as_json=False, log_every=1)
+    for step in range(6):
+        display.plain(STEP | {"step": step, "ps_s": 36.0 * (step % 2)})
+    assert capsys.readouterr().err.count("bottleneck") == 1
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -40,6 +55,7 @@ def test_train_says_it_after_each_step(verbose: bool, capsys: pytest.CaptureFixt
     if not verbose:
         display.plain(STEP)
         assert "bottleneck" not in capsys.readouterr().err  # it is still the same
+        display.plain(STEP | {"ps_s": 36.0})
         display.plain(STEP | {"ps_s": 36.0})
         assert "bottleneck: the server's own work takes 36" in capsys.readouterr().err
     assert ("server 8 of 40 s" in said) is verbose

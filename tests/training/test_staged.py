@@ -376,7 +376,8 @@ def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
     runtime = fleet.runtime
     assert isinstance(runtime, VirtualRuntime)
     planner = SlicedLoss(2, KEPT) if sliced else None
-    found = staged(model, fleet, planner=planner)
+    notes: list[str] = []
+    found = staged(model, fleet, planner=planner, note=notes.append)
 
     def disturbed(ids: Tensor) -> Any:
         there = sorted(runtime.stage_devices())
@@ -389,6 +390,7 @@ def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
 
     mine = trained(model, disturbed, batches(6), clip=1.0)
     assert fleet.counters().reissued > 0
+    assert any("left during a step" in note for note in notes)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-4)
     fleet.close()

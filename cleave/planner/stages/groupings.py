@@ -26,7 +26,7 @@ class Grouping:
     """Groups of devices, one group for each stage.
 
     Attributes:
-        members: indices of the devices of all groups, group after group.
+        members: indices of the devices, ordered by group.
         begins: index in `members` of each group's first device.
     """
 

@@ -370,7 +370,7 @@ class StagePlan:
             ]
         if model.ps_layers:
             held.append("the others on the parameter server")
-        where = "there" if self.stages[-1].loss else self.where_loss
+        where = "with the last of them" if self.stages[-1].loss else self.where_loss
         return f"stages: {', '.join(held)}; the loss {where}; {self.step_s:.3g} s a step predicted"
 
 

@@ -548,6 +548,7 @@ class SessionManager:
                             snapshot=self.stages.finished_snapshot(model),
                             fetching=self.stages.fetching(model),
                             kept=self.stages.kept() if result.squares else (),
+                            left=self.stages.left,
                         ),
                         work,
                     )

@@ -331,7 +331,7 @@ def row_pieces(
 ) -> Iterator[RowsPiece]:
     """Divide an array into blocks of rows of at most `nbytes` bytes in fp32.
 
-    Each block's name is `key` and its first row. Blocks travel in `dtype`.
+    Each block is named (*`key`, first row). Blocks are sent in `dtype`.
     """
     step = max(1, nbytes // (_FP32 * columns))
     for first in range(0, rows, step):

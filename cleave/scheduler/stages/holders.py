@@ -102,7 +102,7 @@ class Holders:
     def held(
         self, work: StepWork, stage: PlannedStage, there: Set[int], last: Sequence[int]
     ) -> PlannedStage:
-        """Return a stage on the device that holds its newest trained state.
+        """Return the stage, reassigned to the device that holds its newest trained state.
 
         A stage without trained layers has no state, so it stays on its planned device. If the
         newest state is on a device that lost its connection, the stage has no device yet.

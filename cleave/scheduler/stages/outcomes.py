@@ -183,6 +183,7 @@ class StepResult:
             there is none.
         restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
         kept: the trained state on devices after the step.
+        left: names of the devices that left while they had a stage.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -199,6 +200,7 @@ class StepResult:
     snapshot: Snapshot | None = None  # of an earlier step, if it finished during this step
     restored: int = 0
     kept: Sequence[KeptState] = ()
+    left: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class StageRuns:
         holders: the devices that hold trained state.
         results: number of graph runs and fetches that devices have completed in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
+        left: names of the devices that left while they had a stage in the current step.
     """
 
     def __init__(self, sessions: Mapping[int, Session], ids: Names, *, any_device: bool) -> None:
@@ -82,6 +83,8 @@ class StageRuns:
         self._repeated = 0  # passes repeated in earlier steps
         # counters of all devices when the current step began, by device
         self._before: dict[int, DeviceCounters] = {}
+        self._names: dict[int, str] = {}  # of all devices when the current step began
+        self.left: list[str] = []
         # downlink bytes of devices before they received weights of the next step, by device
         self._before_renewal: dict[int, int] = {}
         self._began_s = 0.0  # time when the current step began
@@ -184,6 +187,7 @@ class StageRuns:
             if device in self._before:
                 self._before[device].downlink_bytes = nbytes
         self._before_renewal = {}
+        self._names, self.left = {s.id: s.name for s in self._sessions.values()}, []
         self._began_s, self._computed = now_s, {}
         out = self._abandon_snapshot() if work.resident and work.resident.fetches else []
         able = self.able
@@ -469,6 +473,8 @@ class StageRuns:
         self._spares.forget(device)
         self.holders.leaving.discard(device)
         if self._step is not None:
+            if not self._step.ended and device in self._step.devices:
+                self.left.append(self._names.get(device, f"device {device}"))
             return out + self._step.lost(device)
         self._stores.pop(device, None)
         return out

@@ -19,12 +19,13 @@ class SnapshotRun:
     """The snapshot of the state after one step.
 
     Args:
-        work: that step.
+        work: the step after which the snapshot is taken.
+        position: number of all updates until then.
         holders: for each stage, the device that holds its state.
 
     Attributes:
         model: the ID of the model; see `StepWork`.
-        position: see `Snapshot`.
+        position: number of all updates until then.
     """
 
     def __init__(self, work: StepWork, position: int, holders: Mapping[int, StageDevice]) -> None:

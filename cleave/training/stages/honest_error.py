@@ -191,7 +191,7 @@ class Evidence:
     def add(self, excess: float) -> bool:
         """Add an audit's `Comparison.excess` and return True if the total proves a fault.
 
-        In that case, reset the total to 0.
+        If the total proves a fault, reset it to 0.
         """
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)

@@ -38,10 +38,10 @@ from cleave.training.stages.stored_steps import StoredStep
 
 
 class RolledBackError(Exception):
-    """Raised when training has gone back to an earlier step because a device lied.
+    """Raised when training has gone back to an earlier step because an audit found a wrong result.
 
-    Weights and optimizer state are those of that step. The caller must repeat the later steps with
-    the same data.
+    Weights and optimizer state are restored to that step. The caller must repeat the later steps
+    with the same data.
 
     Attributes:
         steps: number of steps to repeat.

@@ -90,6 +90,7 @@ class StagePlans:
         self._forecast_for: Mapping[int, DeviceRates] = {}
         self._chosen_s = 0.0
         self._said_s = 0.0  # the forecast that the user was told last
+        self._says_from = _STEADY  # number of the first step that may tell the user another one
         self._steps = 0  # steps since the plan was made
         self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
         self._asked_own_device = False  # whether this job has started the PS's own device
@@ -198,8 +199,9 @@ class StagePlans:
         self.plan = predict_again(costs, plan, devices, self._ps_with(devices))
         if off and alike:
             self._rates, self._chosen_s = devices, self.plan.step_s
-        if abs(self.plan.step_s / self._said_s - 1) >= _OFF:
-            self._said_s = self.plan.step_s
+        off = abs(self.plan.step_s / self._said_s - 1) >= _OFF
+        if off and self._steps >= self._says_from:
+            self._said_s, self._says_from = self.plan.step_s, 2 * self._steps
             now = in_seconds(self._said_s)
             self._say(f"{now} a step predicted, based on the devices' speeds in the last step")
 
@@ -256,6 +258,7 @@ class StagePlans:
                 costs, plan = former[0], again
         self.micro_batches, self._costs = len(costs.tokens), costs
         self._forecast_for, self._chosen_s, self._said_s = rates, plan.step_s, plan.step_s
+        self._says_from = _STEADY
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
         if self._tiles is not None:
@@ -292,8 +295,8 @@ class StagePlans:
         if self._tiles is not None and with_s > forecaster.alone().step_s:
             return False
         self._say(
-            f"this server also becomes a device: a step is predicted to take {in_seconds(with_s)} "
-            f"instead of {in_seconds(found[1].step_s)}"
+            f"this server also becomes a device, which can take a minute: a step is then predicted "
+            f"to take {in_seconds(with_s)} instead of {in_seconds(found[1].step_s)}"
         )
         self._asked_own_device = True
 

@@ -60,6 +60,8 @@ MOST_TRIES: Final = 3
 
 RETRY_S: Final = 10.0  # wait before a failed step is retried on the same devices
 
+_MOST_NAMED: Final = 3  # devices that are named in a message
+
 # Steps that the caller computes after a step by stages has failed, unless devices join or leave.
 RESTING_STEPS: Final = 10
 
@@ -288,6 +290,7 @@ class StagedModel:
                 return self._take(StepResult({}, result.dx, {}), x, embedded, losses)
             faults = self._faults
             if result is not None:
+                self._say_who_left(result)
                 began_s = time.perf_counter()
                 faults = self._auditor.faults(work, result, self._proven, self._audited)
                 self.audit_s += time.perf_counter() - began_s
@@ -445,6 +448,7 @@ class StagedModel:
         self.runtime.update(scalars)
         result = self._end_of_step()
         self._updated_s = time.perf_counter() - began_s
+        self._say_who_left(result)
         self.used = result.used
         assert self._wanted is not None
         stored = StoredStep(
@@ -846,7 +850,7 @@ class StagedModel:
         return float(loss.detach()), y.grad
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
-        """Return a plan for the connected devices. While no plan fits, wait for other devices.
+        """Return a plan for the connected devices. If none fits, wait until more join.
 
         Return `NotByStages` if the caller must compute the step. Raise AbandonedError if training
         must stop.
@@ -918,6 +922,13 @@ class StagedModel:
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
+
+    def _say_who_left(self, result: StepResult) -> None:
+        """Report the devices that left in the middle of a step."""
+        if names := list(dict.fromkeys(result.left)):
+            who = ", ".join(names[:_MOST_NAMED])
+            who += f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+            self._note(f"{who} left during a step, so other devices repeated its unfinished work")
 
     def _say(self, text: str) -> None:
         """Report a message to the user, unless it equals the last message."""

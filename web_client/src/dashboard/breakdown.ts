@@ -30,7 +30,10 @@ export function serverParts(record: StepRecord): readonly (readonly [string, num
 export function bottleneck(record: StepRecord): string {
   const first = record.devices[0];
   if (first === undefined) return "";
-  let [what, most_s] = ["the server's own work", record.ps_s];
+  const virtual = record.clock === "virtual";
+  const step_s = virtual ? record.fleet_s : record.wall_s;
+  // On a virtual clock, the server's own work takes no time.
+  let [what, most_s] = ["the server's own work", virtual ? -1 : record.ps_s];
   for (const [key, name] of OF_DEVICE) {
     const busiest = record.devices.reduce(
       (one: DeviceUse, other) => (other[key] > one[key] ? other : one),
@@ -38,9 +41,10 @@ export function bottleneck(record: StepRecord): string {
     );
     if (busiest[key] > most_s) [what, most_s] = [`the ${name} of ${busiest.name}`, busiest[key]];
   }
-  const wait =
-    most_s < BOTTLENECK_SHARE * record.wall_s
-      ? "; server and devices also wait for each other, less so with larger batches"
-      : "";
-  return `Bottleneck: ${what} takes ${seconds(most_s)} of ${seconds(record.wall_s)}${wait}.`;
+  const span = `${seconds(most_s)} of ${seconds(step_s)}${virtual ? " (simulated)" : ""}`;
+  if (most_s >= BOTTLENECK_SHARE * step_s) return `Bottleneck: ${what} takes ${span}.`;
+  return (
+    `No part takes most of the step, and the longest is ${what} with ${span}; larger batches ` +
+    "leave less time in which devices wait."
+  );
 }
