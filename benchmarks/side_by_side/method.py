@@ -8,7 +8,8 @@
   and head share a trained weight, else one stage each and 1F1B; `v`, `1f1b`, `gpipe` force one.
 - `hivemind`: `hivemind.Optimizer`, which averages gradients in every step; `fp16`, `8bit`:
   compression of gradients.
-- `tiles`, `stages`, `auto`: `cleave train --server`, devices by `cleave join`; `off`, `on`: coding.
+- `tiles`, `stages`, `auto`: `cleave train --server`, devices by `cleave join`; `off`, `on`: coding;
+  `apart`: the server's computer does not compute layers.
 - `resident`: the same with `--method stages --state devices`.
 - `virtual`: stages on emulated devices, in virtual time; `off`, `on`: coding.
 """
@@ -54,7 +55,8 @@ VARIANTS: Final[dict[Way, tuple[str, ...]]] = {
     Way.FSDP: ("reshard",),
     Way.PIPELINE: ("v", "1f1b", "gpipe"),
     Way.HIVEMIND: ("fp16", "8bit"),
-    **{way: ("off", "on") for way in Way if way.of_cleave},
+    **{way: ("off", "on", "apart") for way in Way if way.of_cleave},
+    Way.VIRTUAL: ("off", "on"),
 }
 
 

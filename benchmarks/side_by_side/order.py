@@ -24,6 +24,7 @@ _PART: Final = 0.45
 """Share of a core for each device; the rest of the two cores carries the links' bytes."""
 
 _PEERS: Final = "ddp:fp32:halved,fsdp:fp32,pipeline:fp32,hivemind:fp32:fp16"
+_RESIDENT: Final = "resident:fp32,resident:fp32:apart"
 _ALL: Final = (
     "plain:fp32,plain:bf16,stages:fp32,stages:bf16,stages:fp32:off,tiles:fp32,"
     "ddp:fp32,ddp:fp32:halved,pipeline:fp32,fsdp:fp32,hivemind:fp32,hivemind:fp32:fp16"
@@ -93,6 +94,11 @@ _ORDER: Final = (
     ),
     Group("plain:fp32,stages:fp32,ddp:fp32", _SLOW, _MANY, RANK, SMOLLM2),
     Group("stages:fp32,tiles:fp32,ddp:fp32,pipeline:fp32,hivemind:fp32:fp16", _HOME, _FEW),
+    # A pipeline's traffic, and no loss with a lost device.
+    Group(f"pipeline:fp32,{_RESIDENT}", _HOME, _FEW),
+    Group(_RESIDENT, _HOME, _MANY),
+    Group(_RESIDENT, _SLOW, _MANY),
+    Group(_RESIDENT, _HOME, _MANY, model=SMOLLM2),
 )  # fmt: skip
 
 

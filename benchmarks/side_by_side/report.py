@@ -68,8 +68,10 @@ _MEANING: Final = (
     "`plain` is one process on all cores. `ddp` is DDP over gloo; with `halved`, gradients are "
     "bf16. `fsdp` is FSDP2. `pipeline` is `torch.distributed.pipelining`. `hivemind` is "
     "hivemind's optimizer, which averages gradients in every step; `fp16` and `8bit` are its "
-    "compressions. `stages` and `tiles` are Cleave; `off` means without compression. *Links* is "
-    "the time that the busiest device's link needs for its bytes, down and then up."
+    "compressions. `stages` and `tiles` are Cleave; `off` means without compression. `resident` is "
+    "`stages` with the trained state on devices; with `apart`, the server's own computer computes "
+    "no layers. *Links* is the time that the busiest device's link needs for its bytes, down and "
+    "then up."
 )
 
 _WHY: Final = """
@@ -80,7 +82,8 @@ pipeline sends activations between stages, and its devices keep their layers per
 send these activations too, and in each step also the weights and gradients of each device's layers,
 because a device stores nothing that would be lost with it. Adapters are small. With adapters, each
 device has all layers for some of the sequences, and activations travel to the server, which
-computes the loss, and back. Tiles send every operand of every product.
+computes the loss, and back. Tiles send every operand of every product. Where links limit a step,
+Cleave may leave devices out, and give all layers to a device on the server's own computer.
 """
 
 _CARRYING: Final = """

@@ -26,6 +26,9 @@ FULL_LIMIT: Final = 1 / 3
 LORA_LIMIT: Final = 1.5
 """Limit of stages' time over the step's arithmetic alone: adapters, 50/10 Mbit/s."""
 
+RESIDENT_LIMITS: Final = {8192: 0.9, 1024: 1.0}
+"""Limit of the time over a pipeline's, by tokens: the state stays on devices, whole model."""
+
 _TOKENS: Final = 8192
 _HOME: Final = Link(100, 20)
 _SLOW: Final = Link(50, 10)
@@ -82,7 +85,11 @@ def goals(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence with the measurements for each goal."""
     for setting, dtype in product(settings_of(rows), LOSS_LIMITS):
         here = calm(rows, setting)
-        stages = fastest(here, [Way.STAGES], dtype)
+        stages, kept = (fastest(here, [way], dtype) for way in (Way.STAGES, Way.RESIDENT))
+        limit = RESIDENT_LIMITS.get(setting.tokens)
+        pipeline = fastest(here, [Way.PIPELINE], dtype)
+        if kept and pipeline and limit and not setting.cores and setting.link in (_HOME, _SLOW):
+            yield _goal(kept, pipeline, limit)
         if stages is None:
             continue
         if full_work(setting):

@@ -26,7 +26,7 @@ def training(run: Run, *options: str) -> list[str]:
 
 def coding(run: Run) -> str:
     """Return the value of `cleave serve --coding`."""
-    return run.method.variant or "auto"
+    return run.method.variant if run.method.variant in ("off", "on") else "auto"
 
 
 def run(run: Run) -> None:
@@ -39,6 +39,7 @@ def run(run: Run) -> None:
             sys.executable, "-m", "cleave_cli", "serve", "--json", "--host", namespaces[0].host,
             "--port", "0", "--insecure-lan", "--data", "none", "--stages-on", "any",
             "--coding", coding(run), "--runs", str(run.logs / "runs"),
+            "--compute", "off" if run.method.variant == "apart" else "auto",
         ],
         CLEAVE_CREDENTIAL=secrets.token_urlsafe(16),
         CLEAVE_OPERATOR_CREDENTIAL=secrets.token_urlsafe(16),
