@@ -942,6 +942,29 @@ def test_a_hot_spare_continues_in_the_middle_of_a_step(answers: bool) -> None:
     fetched(training)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_hot_spare_that_gets_another_stage_follows_no_more(fails: bool) -> None:
+    """If one of its orders fails, it keeps only what its own stage needs."""
+    training = Training(4)
+    for _ in range(2):
+        completed(training)
+        for device in (3, 4):
+            spare_ready(training, device)
+    training.begin(training.step_of(TWO_STAGES, 4))
+    training.lose(3)
+    training.lose(1)
+    assert [stage.devices for stage in training.step._stages] == [[4], [2]]
+    spare = training.fleet.devices[4]
+    if fails:
+        order, run, _ = spare.orders[0]
+        spare.orders[0], spare.failed = (order, run, LOST), True
+        training.answer(4)
+    assert isinstance(training.finish(), StepResult)
+    assert 4 not in training.runs._spares.devices or not training.runs._spares.is_busy(4)
+    completed(training)
+    fetched(training)
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_hot_spares_forget_a_step_that_is_not_logged(complete: bool) -> None:
     training = Training(3)

@@ -148,19 +148,22 @@ class HotSpares:
             self._repeat(device, copy, work, resident)
         return [sent for device in self.devices for sent in self._stores[device].take()]
 
-    def follow(self, step: LoggedStep, number: int, done: Set[int]) -> list[SendStage]:
+    def follow(
+        self, step: LoggedStep, number: int, done: Set[int], holders: Set[int]
+    ) -> list[SendStage]:
         """Let the hot spare of a stage repeat micro-batches of the step under way.
 
-        A hot spare that still has to repeat logged steps gets none.
+        A hot spare that still has to repeat logged steps, or has got a stage, gets none.
 
         Args:
             step: the step under way. Its coefficients are not known yet.
             number: number of the stage.
             done: all micro-batches that the stage's device has finished.
+            holders: the devices that have a stage in the step.
         """
         out: list[SendStage] = []
         for (device, stage), copy in self._copies.items():
-            if stage == number and self._may_follow(copy, step):
+            if stage == number and device not in holders and self._may_follow(copy, step):
                 if copy.step is None:
                     copy.step = step
                 copy.request.replay += ((copy.step, batch) for batch in sorted(done - copy.given))
@@ -168,16 +171,22 @@ class HotSpares:
                 out += self._more(device, copy)
         return out
 
-    def complete(self, step: LoggedStep) -> list[SendStage]:
-        """Let all hot spares that follow the step under way do the rest of it, and its updates."""
+    def complete(self, step: LoggedStep, holders: Set[int]) -> list[SendStage]:
+        """Let hot spares do the rest of a step that is complete, and its updates.
+
+        Args:
+            step: the step, with its coefficients.
+            holders: the devices that have a stage in the step.
+        """
         out: list[SendStage] = []
         for (device, number), copy in self._copies.items():
-            if self._may_follow(copy, step):
+            if device not in holders and self._may_follow(copy, step):
                 rest = sorted(step.x[number].keys() - copy.given)
                 copy.request.replay += ((step, batch) for batch in (*rest, None))
                 copy.step, copy.given = None, set()
                 copy.updates += 1
                 out += self._more(device, copy)
+        self.abandon()
         return out
 
     def abandon(self) -> None:
@@ -285,14 +294,19 @@ class HotSpares:
         store.repeat(copy.request, resident.log[copy.updates - resident.position :])
         return copy.request
 
-    def failed(self, device: int) -> list[SendStage]:
-        """Let a device no longer follow stages, because one of its orders failed."""
+    def failed(self, device: int, holders: Set[int]) -> list[SendStage]:
+        """Let a device no longer follow stages, because one of its orders failed.
+
+        Args:
+            holders: the devices that have a stage in the step.
+        """
         if device not in self.devices:
             return []
         self._unfit.add(device)
         self.forget(device)
         store = self._stores[device]
-        store.start_over()  # the next orders need the output of the one that failed
+        if device not in holders:
+            store.start_over()  # the next orders need the output of the one that failed
         return store.take()
 
     def forget(self, device: int) -> None:

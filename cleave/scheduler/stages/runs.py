@@ -151,9 +151,14 @@ class StageRuns:
         return self._step is not None and not self._step.ended and device in self._stores
 
     @property
+    def _holders(self) -> set[int]:
+        """Return the devices that have stages in the current step."""
+        return self._step.devices if self._step is not None else set()
+
+    @property
     def in_use(self) -> set[int]:
         """Return the devices that have stages in the current step, or follow them."""
-        return (self._step.devices if self._step is not None else set()) | self._spares.devices
+        return self._holders | self._spares.devices
 
     def occupied_bytes(self, device: int) -> int:
         """Return the size of all arrays and graphs for stages on a device, in bytes."""
@@ -456,15 +461,17 @@ class StageRuns:
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Record that a device failed. The device gets no more tasks in this step."""
-        out = [*self._abandon_snapshot(device), *self._spares.failed(device)]
+        out = [*self._abandon_snapshot(device), *self._spares.failed(device, self._holders)]
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
         """Repeat a failed order, or all of the device's unfinished passes if necessary."""
         out = self._abandon_snapshot(order.request.device)
-        if self._spares.owns(order):
-            out += self._spares.failed(order.request.device)
-        return out + self._step.refused(order, run) if self._step is not None else out
+        if of_spare := self._spares.owns(order):
+            out += self._spares.failed(order.request.device, self._holders)
+        if self._step is None:
+            return out
+        return out + self._step.refused(order, run, of_spare=of_spare)
 
     def lost(self, device: int) -> list[ForSteps]:
         """Record that a device left or is draining."""

@@ -197,20 +197,23 @@ class StageStep:
             self._out += store.take()
         return self.lost(device)
 
-    def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
+    def refused(self, order: StageOrder, run: int, *, of_spare: bool = False) -> list[ForSteps]:
         """Repeat an order that failed on a device.
 
         If the order cannot be repeated alone, repeat all of the device's passes whose results have
         not arrived at the PS.
+
+        Args:
+            of_spare: whether the order was for another stage, which the device followed.
         """
         request = order.request
         store = self._stores.get(request.device)
         if store is None:
             return []
-        if request not in self._requests:  # the request's step has ended
-            store.answered(run)
+        if request not in self._requests and not (of_spare and request.device in self.devices):
+            store.answered(run)  # the request's step has ended
             return [*store.take()]
-        if store.ask_again(run, request):
+        if not of_spare and store.ask_again(run, request):
             return [*store.take()]
         device, present = request.device, self._present()
         store.be_careful(present[device].memory_bytes if device in present else 0)
@@ -218,6 +221,7 @@ class StageStep:
         kept = {array for one in stages for array in self._arrays_of(one, device)}
         if self._trained is not None:
             kept = kept.difference(*self._trained.unfinished(device))
+        self._spares.forget(device)
         store.start_over(kept)
         self._out += store.take()
         self._lose_work(device)
@@ -504,7 +508,8 @@ class StageStep:
                 accumulator.batches.add(request.batch)
                 if self._trained is not None:
                     finished = accumulator.batches
-                    self._out += self._spares.follow(self._logged(), request.stage, finished)
+                    step, number = self._logged(), request.stage
+                    self._out += self._spares.follow(step, number, finished, self.devices)
         if request.kind is RequestKind.LAST:
             self._losses.setdefault(request.batch, request.found[names.LOSS])
         dx = request.fetched(names.DX)
@@ -772,7 +777,7 @@ class StageStep:
         holders = {n: s.held_by for n, s in enumerate(self._stages) if s.held_by is not None}
         squares = [s.squares for s in self._stages if s.squares is not None]
         if self._trained is not None and self._trained.scalars is not None:
-            self._out += self._spares.complete(self._logged())
+            self._out += self._spares.complete(self._logged(), self.devices)
         self._end(
             StepResult(
                 self._losses,
