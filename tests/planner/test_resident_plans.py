@@ -14,7 +14,12 @@ from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel
 from cleave.planner.stages.prediction import predict
-from cleave.planner.stages.resident import kept_on_devices, plan_resident, protection
+from cleave.planner.stages.resident import (
+    kept_on_devices,
+    plan_resident,
+    protection,
+    worth_moving,
+)
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.snapshots import most_copies
 from cleave.workload.registry import find_model
@@ -67,6 +72,21 @@ def test_little_memory_needs_more_devices() -> None:
     assert len(plan.stages) > len(plan_resident(model, home(1), PS).stages) == 1
     with pytest.raises(DeviceMemoryError, match="of which 2 have memory for a layer"):
         plan_resident(model, home(2, 10**9), PS)
+
+
+def test_state_moves_only_if_that_pays_within_some_steps() -> None:
+    model, devices = kept_on_devices(cut(1024, 2)), {d.device: d for d in home(4)}
+    plan = plan_resident(model, [*devices.values()], PS)
+    layers = {n: stage.stop - stage.first for stage in plan.stages for n in stage.devices}
+    state_bytes = 12 * max(layers.values()) * model.layers[0].sum_bytes / 4
+    moved = [replace(s, devices=(s.devices[0] + 10,)) for s in plan.stages]
+    devices |= {d + 10: replace(one, device=d + 10) for d, one in devices.items()}
+    seconds = state_bytes / (20e6 / 8) + state_bytes / (100e6 / 8)
+    for saved_s, pays in ((seconds / 21, False), (seconds / 19, True)):
+        slow = replace(plan, step_s=plan.step_s + saved_s)
+        assert worth_moving(model, slow, replace(plan, stages=tuple(moved)), devices) == pays
+        there = replace(plan, step_s=plan.step_s + seconds)
+        assert worth_moving(model, there, plan, devices)  # each device returns its state only
 
 
 def test_a_device_with_too_little_memory_for_a_layer_has_none() -> None:

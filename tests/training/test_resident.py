@@ -18,7 +18,7 @@ from cleave.arrays import DType
 from cleave.cluster.endpoint_runtime import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.planner.stages.resident import Protection
+from cleave.planner.stages.resident import Protection, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop import state_files
@@ -62,11 +62,10 @@ class Run:
     ) -> None:
         self.model = model
         kept = {key: settings.pop(key) for key in ("log", "files", "stored") if key in settings}
+        planner = settings.pop("resident_planner", EvenStages(loss=False))
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
-        self.staged.keep_on_devices(
-            self.optimizer, StateStorage(**kept), planner=EvenStages(loss=False)
-        )
+        self.staged.keep_on_devices(self.optimizer, StateStorage(**kept), planner=planner)
 
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
@@ -393,6 +392,30 @@ def test_the_plan_of_logged_steps_stays_and_its_forecast_follows(
         assert not [note for note in notes if "planned again" in note]
         assert all(plan.stages == plans[0].stages for plan in plans)
         assert plans[-1].step_s != plans[0].step_s
+
+
+def test_state_moves_to_the_devices_of_a_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    with emulated(3, seed=1) as fleet:
+        monkeypatch.setattr(fleet.runtime, "clock", "wall", raising=False)
+        run = Run(model, fleet, note=notes.append, resident_planner=plan_resident)
+        losses, slow = [], 0
+        for number, ids in enumerate(batches(5)):
+            losses.append(run.step(ids))
+            assert run.staged.plan is not None
+            devices = run.staged.plan.devices
+            slow = slow or min(devices)
+            assert (slow in devices) == (number < 4)
+            rates = {d: one.for_graphs() for d, one in fleet.runtime.stage_devices().items()}
+            if number >= 2:
+                flops_per_s = rates[slow].flops_per_s / 1e6
+                rates[slow] = replace(rates[slow], flops_per_s=flops_per_s)
+            monkeypatch.setattr(fleet.runtime, "stage_devices", lambda rates=rates: rates)
+            run.staged.learn(1000.0, 0.5)
+    assert losses == pytest.approx(plain_losses(plain, batches(5)), rel=1e-5)
+    assert len([note for note in notes if "planned again" in note]) == 1
 
 
 def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

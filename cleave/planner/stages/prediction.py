@@ -34,8 +34,8 @@ _FP32_BYTES: Final = 4
 
 # A plan replaces another one for the same devices if it saves this share of a step, and what the
 # change costs in this many steps.
-_GAIN: Final = 0.05
-_PAYS_IN_STEPS: Final = 20
+GAIN: Final = 0.05
+PAYS_IN_STEPS: Final = 20
 
 _SMALL: Final = 0.1  # share of a link's time below which `_link` omits a kind of traffic
 
@@ -300,7 +300,7 @@ def worth_changing(
         / devices[device].downlink_bytes_per_s
         for device, parts in _frozen_parts(model, after).items()
     )
-    return saved_s >= max(_GAIN * before.step_s, receiving_s / _PAYS_IN_STEPS)
+    return saved_s >= max(GAIN * before.step_s, receiving_s / PAYS_IN_STEPS)
 
 
 def _frozen_parts(model: StageModel, plan: StagePlan) -> dict[int, dict[int | HeadSlice, int]]:

@@ -7,7 +7,7 @@ The PS computes the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,7 +20,7 @@ from cleave.planner.stages.model import (
     StageModel,
     StagePlan,
 )
-from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.prediction import GAIN, PAYS_IN_STEPS, held_bytes, predict
 from cleave.planner.stages.snapshots import SnapshotCosts, least_interval, most_copies
 
 # A weight and two moments, and those of a snapshot that the device is returning.
@@ -137,6 +137,37 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
         if count in best and best[count][1] not in found:
             found.append(best[count][1])
     return found
+
+
+def worth_moving(
+    model: StageModel, before: StagePlan, after: StagePlan, devices: Mapping[int, DeviceRates]
+) -> bool:
+    """Return whether plan `after` saves enough to move trained state, for the same devices.
+
+    All devices return their state, and then receive the state that they do not have.
+
+    Args:
+        model: the costs of layers from `kept_on_devices`.
+        devices: the devices of both plans, by ID.
+    """
+
+    def layers_of(plan: StagePlan) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for stage in plan.stages:
+            found.setdefault(stage.devices[0], set()).update(range(stage.first, stage.stop))
+        return found
+
+    def state_bytes(layers: Iterable[int]) -> float:
+        return _STATE_ARRAYS * math.fsum(model.layers[layer].sum_bytes for layer in layers)
+
+    held, wanted = layers_of(before), layers_of(after)
+    returned_s = max(state_bytes(held[d]) / devices[d].uplink_bytes_per_s for d in held)
+    received_s = max(
+        state_bytes(wanted[d] - held.get(d, set())) / devices[d].downlink_bytes_per_s
+        for d in wanted
+    )
+    saved_s = before.step_s - after.step_s
+    return saved_s >= max(GAIN * before.step_s, (returned_s + received_s) / PAYS_IN_STEPS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
-from cleave.planner.stages.resident import Protection, protection
+from cleave.planner.stages.resident import Protection, protection, worth_moving
 from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
@@ -84,6 +84,7 @@ class StagePlans:
         self._planned_for: object = None
         self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
         self._costs: StageModel | None = None  # the model for which `plan` was made
+        self._forecaster: StepForecaster | None = None  # with which `plan` was made
         # The plan that was discarded because of other speeds, and its model.
         self._former: tuple[StageModel, StagePlan] | None = None
         # The devices' speeds in the forecast of `plan`, and the forecast with which it was chosen.
@@ -147,7 +148,7 @@ class StagePlans:
             self._steps = 0
         return self.plan
 
-    def learn(self, step_s: float, own_s: float, loss_s: float, *, may_plan: bool = True) -> None:
+    def learn(self, step_s: float, own_s: float, loss_s: float, *, stays: bool = False) -> bool:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
         The first step with a plan does not count, because devices receive graphs during that step.
@@ -159,15 +160,19 @@ class StagePlans:
             step_s: duration of the whole step in seconds, without planning.
             own_s: part of `step_s` in which devices waited for the PS.
             loss_s: time, in seconds, in which the PS computed losses.
-            may_plan: whether the next step may have another plan.
+            stays: whether the next step must have the same plan, unless trained state moves first.
+
+        Returns:
+            Whether trained state should move from devices to the PS, because another plan is
+            predicted to be faster, and moving the state pays within `PAYS_IN_STEPS` steps.
         """
         plan, costs, before = self.plan, self._costs, self._ps
         self._steps += 1
         if plan is None or costs is None:
-            return
+            return False
         self._own_delay = plan.own_delay  # the speed as measured in the step is that much lower
         if self._steps < _STEADY or self._runtime.clock != "wall":
-            return
+            return False
         self._ps = replace(before, optimizer_s=own_s)
         expected_s = self._chosen_s
         off = abs(step_s / expected_s - 1) >= _OFF
@@ -175,7 +180,7 @@ class StagePlans:
         self.plan = replace(plan, step_s=plan.step_s - before.optimizer_s + own_s)
         devices = self.devices()
         if not plan.devices <= devices.keys():
-            return
+            return False
         graphs, links = _changes(plan, self._rates, devices)
         since = [ratio for each in _changes(plan, self._forecast_for, devices) for ratio in each]
         if plan.loss_at_ps and loss_s > 0:
@@ -185,18 +190,19 @@ class StagePlans:
             since.append(faster)
             self._ps = replace(self._ps, loss_flops_per_s=loss_flops_per_s)
         alike = not _differ(graphs) and not _differ([1.0, *links])
-        if may_plan and off and not alike and self._steps >= self._least_steps:
+        again = predict_again(costs, plan, devices, self._ps_with(devices))
+        if off and not alike and self._steps >= self._least_steps:
             self._least_steps *= 2
-            self._say(
-                f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                f"{expected_s:.3g} s"
-            )
-            self.plan, self._former = None, (costs, plan)
-            return
+            if not stays or self._moving_pays(again, devices):
+                self._say(
+                    f"the stages are planned again: a step took {step_s:.3g} s instead of "
+                    f"{expected_s:.3g} s"
+                )
+                self.plan, self._former = (None, (costs, plan)) if not stays else (again, None)
+                return stays
         if not _differ([1.0, *since]):
-            return
-        self._forecast_for = devices
-        self.plan = predict_again(costs, plan, devices, self._ps_with(devices))
+            return False
+        self._forecast_for, self.plan = devices, again
         if off and alike:
             self._rates, self._chosen_s = devices, self.plan.step_s
         off = abs(self.plan.step_s / self._said_s - 1) >= _OFF
@@ -204,14 +210,31 @@ class StagePlans:
             self._said_s, self._says_from = self.plan.step_s, 2 * self._steps
             now = in_seconds(self._said_s)
             self._say(f"{now} a step predicted, based on the devices' speeds in the last step")
+        return False
+
+    def _moving_pays(self, plan: StagePlan, devices: Mapping[int, DeviceRates]) -> bool:
+        """Return whether trained state should move to the devices of another plan.
+
+        Args:
+            plan: the present plan, with its forecast for `devices`.
+        """
+        assert self._costs is not None
+        assert self._forecaster is not None
+        rates = list(devices.values())
+        try:
+            found = self._forecaster.by_stages(rates, self.planner, self._ps_with(devices)).stages
+        except PlanError:  # memory has become short
+            return False
+        assert found is not None
+        return worth_moving(self._costs, plan, found[1], devices)
 
     def with_state_on_devices(self, ids: Tensor, work: ModelWork) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices."""
         rates = self.devices()
-        forecaster, devices = self._forecaster(ids, work), list(rates.values())
+        forecaster, devices = self._forecaster_of(ids, work), list(rates.values())
         return forecaster.with_state_on_devices(devices, self._ps_with(rates))
 
-    def _forecaster(self, ids: Tensor, work: ModelWork) -> StepForecaster:
+    def _forecaster_of(self, ids: Tensor, work: ModelWork) -> StepForecaster:
         rows, sequence = ids.shape
 
         def cut(parts: int) -> StageModel:
@@ -239,7 +262,7 @@ class StagePlans:
             self._say(f"{then}: {why}")
             return None
         began_s = time.perf_counter()
-        forecaster = self._forecaster(ids, work)
+        self._forecaster = forecaster = self._forecaster_of(ids, work)
         try:
             forecast = forecaster.by_stages(devices, self.planner, self._ps_with(rates))
         except DeviceMemoryError:

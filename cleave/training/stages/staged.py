@@ -169,6 +169,7 @@ class StagedModel:
         self._returned: list[Returned] = []  # results of this step, for the log
         self._repeats: StoredStep | None = None  # the logged step that is being repeated
         self._resumes = False  # whether the next step is the first one after repeated steps
+        self._moves = False  # whether the trained state moves to the devices of another plan
         self._updated_s = 0.0  # time in the last step in which devices updated their weights
         # The plan of the steps in the log; None if the log is empty.
         self._log_plan: StagePlan | None = None
@@ -252,8 +253,10 @@ class StagedModel:
         self._renews = False
         self._withdraw_unfinished()
         self._roll_back_if_due()
-        if self.runtime.state_leaves:
+        if self.runtime.state_leaves or self._moves:
             self.sync()
+        if self._moves:
+            self.plans.plan, self._moves = None, False
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
         if self.resident is not None and (stored := self.resident.next_stored) is not None:
@@ -560,7 +563,7 @@ class StagedModel:
         """
         loss_s = self.loss_s - self._loss_before_s
         own_s = self._own_s + update_s - self._updated_s
-        self.plans.learn(step_s, own_s, loss_s, may_plan=self._log_plan is None)
+        self._moves = self.plans.learn(step_s, own_s, loss_s, stays=self._log_plan is not None)
 
     def _begin_again(self) -> None:
         """Discard the plan of a failed step, and the gradients of all parameters."""
