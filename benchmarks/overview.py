@@ -20,11 +20,11 @@ from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Role
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, Question, ServerFacts
-from cleave.server.auth.access import Clocks
 from cleave.server.block_times import TimeSpan
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.energy import EnergyMeter
 from profiles.library import load_profiles, profile_names
 
 

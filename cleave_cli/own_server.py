@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cleave.errors import CleaveError
-from cleave.fleet.own_device import end_process
+from cleave.fleet.own_computer import end_process
 
 if TYPE_CHECKING:
     from profiles.measuring.tile_timer import SessionTimer

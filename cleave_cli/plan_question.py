@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cleave.errors import PlanError, UsageError
-from cleave.fleet.own_device import offered_bytes
+from cleave.fleet.own_computer import offered_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import (
     Forecast,
@@ -121,7 +121,7 @@ def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> Ps
     if gflops:
         return sizes.server(gflops * 1e9, card)
     from cleave.arrays import DType
-    from cleave.fleet.server_speed import measured_server
+    from cleave.fleet.own_computer import measured_server
 
     spec, trained = sizes.spec, sizes.trained_parameters
     found = measured_server(spec.width, spec.ffn_width, spec.vocabulary, trained, DType(dtype))

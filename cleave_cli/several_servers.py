@@ -41,7 +41,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
     """Start metering this machine and joined devices; stop when `open_here` is closed."""
     from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
-    from cleave.server.jobs.job_energy import JobMeter, OwnPower
+    from cleave.server.jobs.energy import JobMeter, OwnPower
 
     power = OwnPower(PowerMeter(Sensors()))
     meter = JobMeter([EndpointLogs(endpoints.calls)], power, alone=endpoints.on_one_machine)

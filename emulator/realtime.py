@@ -22,7 +22,7 @@ from typing import Final
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice, ServerSelection
 from cleave.device.compute_thread import Outcome, compute
 from cleave.device.core import Order
-from cleave.device.host.policy import Cause, Permission
+from cleave.device.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.machine.backends import Compute, MatmulBackend

@@ -227,7 +227,7 @@ TRAINING_ONLY = (
 
 DEVICE = (
     "import cleave.device.agent, cleave.device.session, cleave.device.credentials\n"
-    "import cleave.device.compute_thread, cleave.device.host.owner, cleave_cli.commands.join\n"
+    "import cleave.device.compute_thread, cleave.device.owner, cleave_cli.commands.join\n"
 )
 
 

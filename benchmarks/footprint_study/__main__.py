@@ -32,8 +32,7 @@ from benchmarks.footprint_study.setups import Setup, published
 from benchmarks.published_claims.verdict import figure, paragraphs, table
 from cleave.energy.account import CloudUsage, Footprint, cloud_footprint
 from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import ComparisonQuestion, Ratios
-from cleave.energy.sensitivity import Case
+from cleave.energy.comparison import Case, ComparisonQuestion, Ratios
 from cleave.energy.typical import load_typical
 from profiles.library import load_profiles
 

@@ -26,12 +26,11 @@ from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.scheduler.stages.outcomes import PassDone, StageDone
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
-from cleave.server.auth.access import Clocks
 from cleave.server.fleet_server import Server, ServerConfig, serve
-from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
-from cleave.server.jobs.job_energy import ServerLog, SessionWork
+from cleave.server.jobs.energy import EnergyMeter, EnergySums, ServerLog, SessionWork
 from cleave.transport.join_url import parse_join_url
 from profiles.library import load_profiles
 

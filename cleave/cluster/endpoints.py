@@ -12,7 +12,7 @@ from cleave.cluster.endpoint import EndpointSetup
 from cleave.cluster.endpoint_calls import ActorCalls, EndpointCalls, EndpointLostError, ask_all
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.server.jobs.job_energy import SessionWork
+from cleave.server.jobs.energy import SessionWork
 from cleave.training.servers.ranks import Ranks
 
 ANSWERS_S: Final = 30.0  # timeout in seconds for calls that do not wait for devices

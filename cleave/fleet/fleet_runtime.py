@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
 from cleave.fleet.counters import FleetCounters, StepProgress
-from cleave.fleet.own_device import OwnDevice
+from cleave.fleet.own_computer import OwnDevice
 from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundResult, RoundWork

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from cleave.arrays import Buffer
+from cleave.coding import Coder, SharedArray
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Information, Runtime
@@ -42,7 +43,6 @@ from cleave.scheduler.stages.outcomes import StageOutcome, StepFailed
 from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.block_times import BlockTimes, TimeSpan
-from cleave.server.coder import Coder, SharedArray
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
 from cleave.verify import Judgement

@@ -74,8 +74,7 @@ def footprint(
 
       cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
     """
-    from cleave.energy.comparison import ComparisonQuestion
-    from cleave.energy.sensitivity import Case
+    from cleave.energy.comparison import Case, ComparisonQuestion
     from cleave.energy.typical import load_typical
     from cleave_cli.render.footprint import Shown, show
     from profiles.library import load_profiles

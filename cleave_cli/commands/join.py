@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from cleave.device.host.policy import parse_memory, parse_policy
+from cleave.device.policy import parse_memory, parse_policy
 from cleave.errors import CleaveError, UsageError, choice_of
 from cleave.protocol import limits
 from cleave.protocol.texts import clean
@@ -123,7 +123,7 @@ def join(
 
       cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
     """
-    from cleave.device.host import owner
+    from cleave.device import owner
     from cleave.machine.sensors import total_memory_bytes
 
     known_threads(threads)
@@ -150,7 +150,7 @@ def join(
     from cleave.device.agent import Agent, AgentSession, Look, Notice, ServerSelection, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
-    from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
+    from cleave.device.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, Keeping, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name

@@ -75,7 +75,7 @@ def device(
 
       cleave profile device --sustained 600
     """
-    from cleave.device.host.policy import parse_memory
+    from cleave.device.policy import parse_memory
     from cleave.machine.sensors import this_machine, total_memory_bytes, usable_cores
 
     cores = len(usable_cores())

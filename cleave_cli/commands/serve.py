@@ -33,10 +33,10 @@ from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
     from cleave.energy.grid import Grid
-    from cleave.fleet.own_device import OwnDevice
+    from cleave.fleet.own_computer import OwnDevice
     from cleave.scheduler.stages.resident import KeptState
+    from cleave.server.access import Access, JoinCode
     from cleave.server.app import App
-    from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import Server, ServerConfig
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord, StoredJob
@@ -251,7 +251,7 @@ def serve(
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
     from cleave.server.fleet_server import ServerConfig
-    from cleave.server.jobs.job_energy import SAMPLE_S
+    from cleave.server.jobs.energy import SAMPLE_S
     from cleave.server.jobs.jobs import Jobs
     from cleave.transport.connection_limits import ConnectionLimits
     from cleave.transport.discovery import announced
@@ -357,7 +357,7 @@ def _kept_by_devices(interrupted: Iterable[StoredJob]) -> list[KeptState]:
 @contextmanager
 def _own_device(url: str) -> Iterator[OwnDevice]:
     """Yield a device on this machine that a job can start. The device joins at `url`."""
-    from cleave.fleet.own_device import OwnDevice
+    from cleave.fleet.own_computer import OwnDevice
     from cleave.transport.join_url import url_file
 
     with url_file(url) as source:  # a file, because other users can read command lines

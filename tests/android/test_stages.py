@@ -29,7 +29,7 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 from cleave.workload.registry import find_model
 from tests.android.jvm import GraphClasses
 from tests.graphs.models import plain_gradients, trained

@@ -96,7 +96,7 @@ def count_gemms(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Counter[Gemm]:
 def test_a_step_submits_what_training_submits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import cleave
-    from cleave.workload.models.build import build_model
+    from cleave.workload.build import build_model
 
     batch, seq = 2, 16
     spec = find_model(model)

@@ -160,7 +160,7 @@ def test_a_run_folder_holds_what_was_done(
 
 def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Path) -> None:
     from cleave.training.data.tokenizer import default_tokenizer
-    from cleave.workload.models.build import build_model
+    from cleave.workload.build import build_model
     from cleave.workload.registry import find_model
 
     spec = find_model("opt-nano")

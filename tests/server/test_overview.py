@@ -42,7 +42,7 @@ from cleave.server.api.overview import (
     stages_answer,
 )
 from cleave.server.block_times import KEPT, MOST_SPANS, BlockTimes, Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.energy import EnergyMeter
 from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
 from tests.scheduler.stage_devices import step_work

@@ -29,8 +29,7 @@ from cleave.planner.plan import (
     Region,
     Residency,
 )
-from cleave.planner.tiles.arrange import drafts
-from cleave.planner.tiles.balance import Balancer, Boxes, Fluid, Frame, box_times_s
+from cleave.planner.tiles.balance import Balancer, Boxes, Fluid, Frame, box_times_s, drafts
 from cleave.planner.tiles.bound import isolated_bound_s
 from cleave.planner.tiles.boxes import (
     USABLE_MEMORY,

@@ -22,10 +22,10 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
-from cleave.server.auth.access import Clocks
 from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
+from cleave.server.jobs.energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.server.store.store import StoredJob
 from profiles.device_profile import DeviceProfile

@@ -19,7 +19,7 @@ from cleave.training.loop.losses import check_compared
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.loop.run_folder import CHECKPOINTS, LAYERS, RunFolder, resumable_step
-from cleave.workload.models.build import resolve_model
+from cleave.workload.build import resolve_model
 
 if TYPE_CHECKING:
     from cleave.training.loop.context import TrainContext

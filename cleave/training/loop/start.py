@@ -46,7 +46,7 @@ from cleave.training.lora.quantized import QuantizedLinear
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.export import keep_description
 from cleave.training.tiles.offload import restore
-from cleave.workload.models.build import load_model
+from cleave.workload.build import load_model
 
 _LEAVES_S: Final = 60.0  # maximum wait for the processes of an earlier start to exit
 

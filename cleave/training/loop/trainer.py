@@ -99,7 +99,7 @@ from cleave.training.stages.staged import NotByStages
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.tiles.offload import hold_weights
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from cleave.workload.models.build import enable_checkpointing
+from cleave.workload.build import enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

@@ -19,7 +19,7 @@ from cleave.training.loop.records import AnsweredRecord, PredictedRecord, Progre
 from cleave.training.loop.run_folder import runs_beside
 from cleave.training.results.evaluation import answer, perplexity, read_questions
 from cleave.training.results.trained import TrainedModel
-from cleave.workload.models.build import quiet_transformers
+from cleave.workload.build import quiet_transformers
 
 _UNFINISHED = "\ufffd"  # replacement character for an incomplete UTF-8 sequence
 
