@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cleave.errors import PlanError, UsageError
-from cleave.fleet.own_computer import offered_bytes
+from cleave.fleet.own_device import offered_bytes
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import (
     Forecast,
@@ -22,9 +22,8 @@ from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
-from cleave.workload.quantization import Bits
 from cleave.workload.registry import ModelSpec
-from cleave.workload.stages import Adapters, StageSizes
+from cleave.workload.stages import Adapters, Bits, StageSizes
 from cleave.workload.step import check_rank
 from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice
@@ -121,7 +120,7 @@ def server_of(sizes: StageSizes, gflops: float, dtype: str, card: PsRates) -> Ps
     if gflops:
         return sizes.server(gflops * 1e9, card)
     from cleave.arrays import DType
-    from cleave.fleet.own_computer import measured_server
+    from cleave.fleet.server_speed import measured_server
 
     spec, trained = sizes.spec, sizes.trained_parameters
     found = measured_server(spec.width, spec.ffn_width, spec.vocabulary, trained, DType(dtype))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cleave.energy.run_energy import RunEnergy, side_by_side
 from cleave.errors import UsageError
 from cleave.ray_cluster import need_ray
-from cleave_cli.cluster_options import ClusterOptions, ray_of
-from cleave_cli.fleet_options import FleetOptions
+from cleave_cli.fleet_options import ClusterOptions, FleetOptions, ray_of
 from cleave_cli.options import need_train_extra
 from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
@@ -113,7 +112,7 @@ def train_on_several(
     from cleave.training.loop.ps_memory import check_memory
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.run_job import JobRequest
+    from cleave.training.loop.start import JobRequest
     from cleave_cli.render.footprint import summary
 
     asked = JobRequest.from_dict(request)

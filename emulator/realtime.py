@@ -35,8 +35,7 @@ from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError, open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
-from emulator.compute import EmulatedProcessor
-from emulator.links import Departure, Link, SharedLines, links_of
+from emulator.device_model import Departure, EmulatedProcessor, Link, SharedLines, links_of
 from emulator.virtual import hello_of
 from profiles.availability import Availability
 from profiles.fleet_device import FleetDevice

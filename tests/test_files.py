@@ -50,7 +50,7 @@ MAY = {  # who else may call what, and why
     "cleave/training/loop/trackers.py": {"SummaryWriter"},
     "cleave/transport/tls.py": {"chmod"},  # of the file that it has just opened
     "cleave/device/service.py": {"chmod", "chown"},  # of a file that it made
-    "cleave/fleet/own_computer.py": {"open"},  # a setting of the kernel, in /proc
+    "cleave/fleet/own_device.py": {"open"},  # a setting of the kernel, in /proc
     "cleave/training/data/batches.py": {"save"},  # into memory
 }
 WRITES = {

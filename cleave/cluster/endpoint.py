@@ -2,7 +2,7 @@
 
 If the training process (the worker) is lost and restarts, the devices stay connected. A new
 worker withdraws the GEMMs and the step of the previous worker. Workers use an endpoint through
-`cleave.cluster.endpoint_runtime`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
+`cleave.cluster.endpoints`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cleave.cluster.message_packing import Unpacker
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.errors import UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates, PsRates
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.stages.outcomes import PassDone, StageDone
 from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog

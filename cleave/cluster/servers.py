@@ -26,9 +26,9 @@ from cleave.cluster.room import check_cores, cores_of_nodes
 from cleave.cluster.spreading import Spreading
 from cleave.energy.grid import Grid
 from cleave.errors import UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.counters import StepProgress
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.api.overview import (
     MAX_DEVICES_BYTES,
     MAX_STREAMS,

@@ -16,8 +16,7 @@ from cleave.energy.account import (
     cloud_footprint,
     fleet_footprint,
 )
-from cleave.energy.assumptions import Assumptions, ByKind, Figure
-from cleave.energy.typical import Spread, Typical
+from cleave.energy.typical import Assumptions, ByKind, Figure, Spread, Typical
 from profiles.device_profile import DeviceKind, DeviceProfile
 
 LIFETIME_YEARS = (2.0, 4.0)

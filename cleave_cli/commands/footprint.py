@@ -15,11 +15,11 @@ from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
     from cleave.energy.account import CloudUsage, Ps
-    from cleave.energy.assumptions import Assumptions
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.grid import Electricity
     from cleave.energy.predict import Work
     from cleave.energy.run_energy import RunEnergy
+    from cleave.energy.typical import Assumptions
     from profiles.device_profile import DeviceProfile
 
 
@@ -208,7 +208,7 @@ def _assumed(
     pue: float,
     host_share: float,
 ) -> Assumptions:
-    from cleave.energy.assumptions import load_assumptions
+    from cleave.energy.typical import load_assumptions
 
     made = load_assumptions()
     _check("--lifetime", lifetime, 0.0, "years, or 0 for what is assumed")

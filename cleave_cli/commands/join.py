@@ -17,7 +17,7 @@ from typer import Argument, Option
 from cleave.device.policy import parse_memory, parse_policy
 from cleave.errors import CleaveError, UsageError, choice_of
 from cleave.protocol import limits
-from cleave.protocol.texts import clean
+from cleave.protocol.messages import clean
 from cleave_cli.render.text import printable
 
 if TYPE_CHECKING:
@@ -156,11 +156,11 @@ def join(
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
-    from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import (
         PowerMeter,
         Sensors,
         SessionEnergy,
+        hold_strips_well,
         kind_of,
         on_android,
         this_machine,

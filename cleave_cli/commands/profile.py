@@ -93,7 +93,7 @@ def device(
         raise UsageError(f"--seed is {seed}; give 0 or more")
     _need("scipy.optimize", "tomli_w")
     from cleave.machine.backends import choose, known_name
-    from cleave.machine.memory import hold_strips_well
+    from cleave.machine.sensors import hold_strips_well
     from cleave_cli.own_server import own_device
     from profiles.library import write_profile
     from profiles.measuring import device as profiling

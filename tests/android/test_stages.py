@@ -20,7 +20,7 @@ from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.counters import Traffic
 from cleave.server.fleet_server import Server
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec

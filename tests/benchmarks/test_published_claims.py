@@ -18,8 +18,7 @@ from benchmarks.published_claims.claims import (
 from benchmarks.published_claims.verdict import OURS, Verdict
 from cleave.planner.coding import CodingPolicy
 from simulator.method import Outcome, Part
-from simulator.sweep import Row
-from simulator.workers import Processes
+from simulator.sweep import Processes, Row
 
 
 def row(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cleave.fleet import own_computer
-from cleave.fleet.own_computer import OwnDevice, offered_bytes
+from cleave.fleet import own_device
+from cleave.fleet.own_device import OwnDevice, offered_bytes
 
 GB = 10**9
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -32,8 +32,8 @@ def test_training_has_memory_first(
     reserved: int,
     offered: int,
 ) -> None:
-    monkeypatch.setattr(own_computer, "total_memory_bytes", lambda: total)
-    monkeypatch.setattr(own_computer, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(own_device, "total_memory_bytes", lambda: total)
+    monkeypatch.setattr(own_device, "available_memory_bytes", lambda: available)
     assert offered_bytes(reserved) == offered
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import cleave
 from cleave.arrays import DType
-from cleave.fleet.own_computer import OwnDevice
+from cleave.fleet.own_device import OwnDevice
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine import webgpu_session
@@ -26,9 +26,9 @@ from cleave.planner import forecast
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.sessions.joining import GRAPH_SHARE
-from cleave.scheduler.traffic import TrafficKind
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.access import Access
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store

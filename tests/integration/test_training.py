@@ -21,8 +21,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.start import train
+from cleave.training.loop.start import JobRequest, JobRunner, train
 from tests.integration.processes import here, training_job
 
 

@@ -13,7 +13,7 @@ from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.counters import Traffic
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from cleave.workload.build import build_model

@@ -14,10 +14,9 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.counters import FleetCounters, StepProgress
+from cleave.scheduler.sessions.session import DeviceState, EventKind, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from cleave.arrays import DType
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, Leaving
-from cleave.fleet.own_computer import measured_server
 from cleave.fleet.product import Multiplier
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
-from cleave.machine.memory import return_free_memory
+from cleave.machine.sensors import return_free_memory
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError, FleetError, UsageError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.plan import Method, StateMode
+from cleave.scheduler.counters import FleetCounters
 from cleave.training.data.batches import (
     IGNORED,
     Batch,

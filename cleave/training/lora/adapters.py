@@ -25,8 +25,8 @@ from cleave.workload.build import (
     quiet_transformers,
     resolve_model,
 )
-from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import BLOCK, Bits
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
-from cleave.fleet.own_computer import offered_bytes
+from cleave.fleet.own_device import offered_bytes
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner

@@ -14,7 +14,7 @@ from cleave.arrays import DType
 from cleave.errors import LayerGraphError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
-from cleave.fleet.own_computer import graphs_here
+from cleave.fleet.server_speed import graphs_here
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs

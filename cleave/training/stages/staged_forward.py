@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 from cleave.arrays import DType
 from cleave.errors import FleetError, LayerGraphError, UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.own_computer import graphs_here
 from cleave.fleet.selection import measure_ps
+from cleave.fleet.server_speed import graphs_here
 from cleave.graphs.calls import Embedded, OutsideLayers, decoder_layers
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
