@@ -26,7 +26,7 @@ from cleave.training.loop.trainer import Trainer
 from cleave.training.lora.adapters import load_adapted
 from cleave.training.lora.spec import LoraSpec
 from cleave.transport.join_url import url_file
-from cleave.workload.models.build import load_model
+from cleave.workload.build import load_model
 
 
 def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:

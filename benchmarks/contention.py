@@ -106,7 +106,7 @@ def work(arguments: Sequence[str]) -> None:
         os.sched_setaffinity(0, {int(core)})
     from cleave.arrays import DType
     from cleave.machine.backends import NumpyBackend, TorchBackend
-    from cleave.machine.memory import hold_strips_well
+    from cleave.machine.sensors import hold_strips_well
     from profiles.measuring.gemm_timer import Bench
     from profiles.performance import Layout
 

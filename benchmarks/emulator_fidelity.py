@@ -39,7 +39,7 @@ from cleave.fleet.product import Side
 from cleave.fleet.runtime import Runtime
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.machine.backends import choose
-from cleave.machine.memory import hold_strips_well
+from cleave.machine.sensors import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import Server
 from cleave.training.loop.job import JobSpec

@@ -36,7 +36,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.trainer import Trainer
 from cleave.training.results.export import export_run, keep_description
-from cleave.workload.models.build import load_model
+from cleave.workload.build import load_model
 from tests.training.test_offload_report import FAMILIES
 
 VOCABULARY: Final = 300

@@ -55,7 +55,7 @@ from cleave.training.loop.optimizer import Optimizer, Schedule, UpdateRule
 from cleave.training.tiles.offload import offload, restore
 from cleave.verify import GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 from cleave.workload.registry import Family, ModelSpec, find_model
 
 LLAMA = ModelSpec(

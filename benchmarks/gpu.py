@@ -48,7 +48,7 @@ from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tens
 from cleave.machine.backends import torch_devices
 from cleave.machine.graph_choice import Runner, open_on_cpu, runners
 from cleave.machine.graph_session import GraphError
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 from cleave.workload.registry import find_model
 
 _CLEAVE: Final = (sys.executable, "-m", "cleave_cli")

@@ -57,7 +57,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import Schedule, UpdateRule
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 
 _DEVICES: Final = 8
 _BATCH: Final = 1  # sequences in a local step

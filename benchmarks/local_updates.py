@@ -30,7 +30,7 @@ from cleave.training.diloco.local_updates import LocalUpdates, Round
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.optimizer import UpdateRule
-from cleave.workload.models.build import load_model, resolve_model
+from cleave.workload.build import load_model, resolve_model
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 from cleave_cli.plan_question import rates_of

@@ -24,9 +24,9 @@ import numpy as np
 import cleave
 from benchmarks.common import joined, make_trainer, resident_bytes, spread
 from cleave.arrays import Buffer, DType, empty
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
+from cleave.scheduler.counters import FleetCounters
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.trainer import Trainer
 

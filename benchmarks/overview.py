@@ -11,20 +11,20 @@ import time
 
 from cleave.arrays import DType, empty
 from cleave.energy.typical import load_typical
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Role
+from cleave.scheduler.counters import FleetCounters, StepProgress
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, Question, ServerFacts
-from cleave.server.auth.access import Clocks
 from cleave.server.block_times import TimeSpan
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.energy import EnergyMeter
 from profiles.library import load_profiles, profile_names
 
 

@@ -26,9 +26,8 @@ from benchmarks.stage_fleets import DIFFERENCE, Settings, card_of, emulated, pla
 from cleave.arrays import DType
 from cleave.errors import PlanError
 from cleave.planner.coding import CodingPolicy
-from cleave.workload.quantization import Bits
 from cleave.workload.registry import find_model
-from cleave.workload.stages import Adapters
+from cleave.workload.stages import Adapters, Bits
 from emulator.sized_stages import SizedModel
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice

@@ -24,9 +24,8 @@ from benchmarks.stage_fleets import emulated as emulated_stages
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.coding import CodingPolicy, payload_rates
-from cleave.planner.plan import ElementBytes, PsRates
+from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, ElementBytes, PsRates
 from cleave.planner.servers import exchange_s, exchanged_bytes, weakest
-from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model

@@ -31,7 +31,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 
 MODEL: Final = "opt-nano"
 RATE: Final = 1e-9

@@ -33,7 +33,7 @@ from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import Compute
-from cleave.machine.memory import hold_strips_well
+from cleave.machine.sensors import hold_strips_well
 from cleave.protocol import limits
 from cleave.server.fleet_server import Server
 from cleave.transport.connection import open_connection

@@ -110,7 +110,7 @@ def _session(address: str) -> Iterator[Any]:
     import ray
 
     # Despite `log_to_driver=False`, Ray prints reports of crashed workers between the records of
-    # --json. `cleave.cluster.board` reports crashed workers in one line.
+    # --json. `cleave.cluster.room` reports crashed workers in one line.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray

@@ -25,7 +25,7 @@ class Watch:
     """The observers of an emulation, which write the files of `--trace` and `--log`."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
-        from emulator.trace import TraceLog, TraceWriter
+        from emulator.activity import TraceLog, TraceWriter
 
         if trace is not None and log is not None and trace.absolute() == log.absolute():
             raise UsageError(f"--trace and --log are both {trace}; give two files")

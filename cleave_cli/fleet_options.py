@@ -1,17 +1,23 @@
-"""Options that select the emulated devices. A run saves these options for `--resume`."""
+"""Options that select emulated devices and servers. A run saves the former for `--resume`."""
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from cleave.errors import UsageError
+from cleave.ray_cluster import ray_cluster, ray_here
+from cleave.transport.addresses import outside_address
 from cleave_cli.options import usage_errors
 
 if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
+
 
 MAX_VIRTUAL: Final = 100_000  # maximum number of devices in virtual time
 DEVICES: Final = 8  # default number of devices for a fleet name without a size
@@ -112,3 +118,63 @@ def _need_few(devices: int) -> None:
             f"{devices:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
             f"at most, or plan for them with: cleave plan"
         )
+
+
+TABLE: Final = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Options for training on several servers.
+
+    Attributes:
+        ray: host:port of the Ray cluster that starts the servers; `auto` for this node's cluster;
+            empty to start a Ray cluster on this machine.
+        listen: host:port, or only a port, at which devices join; empty to emulate the devices.
+        runs: parent folder of run folders. All servers need access to this folder.
+    """
+
+    servers: int = 1
+    ray: str = ""
+    listen: str = ""
+    runs: str = "runs"
+
+    @classmethod
+    def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
+        """Return the options of a `[cluster]` table, overridden by command-line options `given`."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(table, dict) or table.keys() - names:
+            wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
+            raise UsageError(f"[{TABLE}] of --config has {wrong!r}; it takes {', '.join(names)}")
+        for name, value in table.items():
+            if type(value) is not type(getattr(cls(), name)):
+                kind = "a whole number" if name == "servers" else "a text"
+                raise UsageError(f"{name} in [{TABLE}] of --config is {value!r}; give {kind}")
+        found = cls(**{**table, **{name: given[name] for name in names if name in given}})
+        return found.checked()
+
+    def checked(self) -> ClusterOptions:
+        """Return these options, or raise UsageError if they are invalid."""
+        if self.servers < 1:
+            raise UsageError(f"--servers is {self.servers}; give 1 or more")
+        if self.ray and self.servers == 1:
+            raise UsageError("--ray starts several servers; give --servers as well")
+        if self.listen and self.servers == 1:
+            raise UsageError(
+                "--listen is where devices join several servers; give --servers as well (for one "
+                "server: cleave serve)"
+            )
+        return self
+
+
+def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
+    """Return a context manager that connects to Ray at `cluster.ray`, or starts Ray locally."""
+    if cluster.ray:
+        return ray_cluster(cluster.ray)
+    own = outside_address()
+    if not own:
+        raise UsageError(
+            "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
+            "and it has none; connect it, or give --ray HOST:PORT"
+        )
+    return ray_here(own, max(cluster.servers, os.cpu_count() or 1))

@@ -24,7 +24,7 @@ from cleave.planner.forecast import Forecast
 from cleave.planner.plan import ElementBytes, Method, PsRates
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.tiles.planner import TilePlanner
-from cleave.workload.models.build import resolve_model
+from cleave.workload.build import resolve_model
 from cleave.workload.stages import StageSizes, recomputed_elements
 from cleave.workload.step import step_gemms
 from cleave_cli.options import human_bytes

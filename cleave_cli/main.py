@@ -14,20 +14,15 @@ from typer import Option
 import cleave
 from cleave.errors import CleaveError
 from cleave_cli.commands import (
-    chat,
-    dashboard,
     data,
     demo,
     devices,
     doctor,
     emulate,
-    evaluate,
     export,
     footprint,
-    generate,
     jobs,
     join,
-    pair,
     plan,
     profile,
     serve,
@@ -35,6 +30,7 @@ from cleave_cli.commands import (
     simulate,
     status,
     train,
+    trained_model,
 )
 from cleave_cli.options import GroupedCommands, few_options
 from cleave_cli.render.text import printable
@@ -75,14 +71,14 @@ def root(
 app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
-app.command("pair")(pair.pair)
-app.command("dashboard")(dashboard.dashboard)
+app.command("pair")(devices.pair)
+app.command("dashboard")(status.dashboard)
 app.command("status")(status.status)
 app.command("train", cls=few_options(train.COMMON))(train.train)
 app.command("export")(export.export)
-app.command("eval")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
+app.command("eval")(trained_model.evaluate)
+app.command("generate")(trained_model.generate)
+app.command("chat")(trained_model.chat)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)

@@ -99,8 +99,8 @@ async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Execute a request on the database at `path`, without a running server."""
+    from cleave.server.access import Access
     from cleave.server.api.device_admin import DeviceAdmin
-    from cleave.server.auth.access import Access
     from cleave.server.store.job_history import as_without_server
     from cleave.server.store.store import Store, StoredJob
 

@@ -17,7 +17,7 @@ from cleave.errors import CleaveError
 from cleave.fleet.own_device import end_process
 
 if TYPE_CHECKING:
-    from profiles.measuring.tile_timer import SessionTimer
+    from profiles.measuring.gemm_timer import SessionTimer
 
 
 _STOP_S = 30.0
@@ -92,7 +92,7 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
 
     from cleave.machine.sensors import total_memory_bytes
     from cleave.server.fleet_server import serve
-    from profiles.measuring.tile_timer import SessionTimer
+    from profiles.measuring.gemm_timer import SessionTimer
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)

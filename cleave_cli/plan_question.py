@@ -22,9 +22,8 @@ from cleave.planner.stages.resident import plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
-from cleave.workload.quantization import Bits
 from cleave.workload.registry import ModelSpec
-from cleave.workload.stages import Adapters, StageSizes
+from cleave.workload.stages import Adapters, Bits, StageSizes
 from cleave.workload.step import check_rank
 from cleave_cli.options import usage_errors
 from profiles.fleet_device import FleetDevice

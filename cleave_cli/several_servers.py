@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cleave.energy.run_energy import RunEnergy, side_by_side
 from cleave.errors import UsageError
 from cleave.ray_cluster import need_ray
-from cleave_cli.cluster_options import ClusterOptions, ray_of
-from cleave_cli.fleet_options import FleetOptions
+from cleave_cli.fleet_options import ClusterOptions, FleetOptions, ray_of
 from cleave_cli.options import need_train_extra
 from cleave_cli.render.training import Display
 from cleave_cli.stopping import stops_in_order
@@ -41,7 +40,7 @@ def of_joined_devices(endpoints: Endpoints, open_here: ExitStack) -> RunMeasured
     """Start metering this machine and joined devices; stop when `open_here` is closed."""
     from cleave.cluster.endpoints import EndpointLogs
     from cleave.machine.sensors import PowerMeter, Sensors
-    from cleave.server.jobs.job_energy import JobMeter, OwnPower
+    from cleave.server.jobs.energy import JobMeter, OwnPower
 
     power = OwnPower(PowerMeter(Sensors()))
     meter = JobMeter([EndpointLogs(endpoints.calls)], power, alone=endpoints.on_one_machine)
@@ -113,7 +112,7 @@ def train_on_several(
     from cleave.training.loop.ps_memory import check_memory
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.run_job import JobRequest
+    from cleave.training.loop.start import JobRequest
     from cleave_cli.render.footprint import summary
 
     asked = JobRequest.from_dict(request)

@@ -22,7 +22,7 @@ from typing import Final
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice, ServerSelection
 from cleave.device.compute_thread import Outcome, compute
 from cleave.device.core import Order
-from cleave.device.host.policy import Cause, Permission
+from cleave.device.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.machine.backends import Compute, MatmulBackend
@@ -35,8 +35,7 @@ from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError, open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
-from emulator.compute import EmulatedProcessor
-from emulator.links import Departure, Link, SharedLines, links_of
+from emulator.device_model import Departure, EmulatedProcessor, Link, SharedLines, links_of
 from emulator.virtual import hello_of
 from profiles.availability import Availability
 from profiles.fleet_device import FleetDevice

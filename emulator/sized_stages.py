@@ -17,6 +17,7 @@ from cleave.planner.coding import CodingPolicy
 from cleave.planner.stages.model import HeadSlice, PsCompute, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import (
     OutputReady,
@@ -33,7 +34,6 @@ from cleave.scheduler.stages.work import (
     StepWork,
     SumShape,
 )
-from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
 from cleave.workload.stages import HEAD, Adapters, LayerSizes, Parameter, StageSizes, cut_batch
 from emulator.activity import Activity, Direction, Transfer

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cleave.arrays import Buffer, DType
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.prediction import local_step_s
 from cleave.planner.tiles.boxes import collector_paused
 from cleave.protocol.device_counters import DeviceCounters
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import StageSizes, cut_batch

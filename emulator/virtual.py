@@ -26,7 +26,6 @@ from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore, HeldArrays, Order
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Output
 from cleave.fleet.runtime import Placing, Runtime
@@ -40,6 +39,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
+from cleave.scheduler.counters import FleetCounters, TrafficKind
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.joining import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.sessions.result_judging import Verification
@@ -49,9 +49,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.scheduler.stages.work import StepWork
-from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
-from emulator.compute import EmulatedProcessor
 from emulator.deferred import (
     DeferredOutput,
     DeferredProduct,
@@ -59,7 +57,7 @@ from emulator.deferred import (
     SizedProduct,
     default_backend,
 )
-from emulator.links import Departure, Link, SharedLines, links_of
+from emulator.device_model import Departure, EmulatedProcessor, Link, SharedLines, links_of
 from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet

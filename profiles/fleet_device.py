@@ -51,7 +51,7 @@ class FleetDevice:
         drift_hurst: Hurst exponent of the drift. 0.5 is white noise; values near 1 are very
             persistent.
         drift_interval_s: time in seconds for which a drawn link rate stays constant.
-        loss: share of lost packets. `emulator.links` emulates packet loss as a lower link rate.
+        loss: share of lost packets, which `emulator.device_model` emulates as a lower link rate.
         bottleneck: line that the device shares with other devices; None means no shared line.
         availability: times at which the device is available; None means always.
 

@@ -1,20 +1,123 @@
-"""Simulate a training step for several methods and device counts."""
+"""Simulate a training step for several methods and device counts, in several processes or on Ray.
+
+The workers do not affect the results, because tasks are independent and deterministic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cleave.energy.predict import stated_rates as stated_rates
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.tiles.planner import PlanMethod as TileShape
+from cleave.ray_cluster import need_ray, ray_cluster
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import check_step
 from profiles.fleets import find_fleet
-from simulator.cloud import Cloud
+from simulator.alpa import Alpa, Confidant
+from simulator.asteroid import Asteroid
+from simulator.cleave_methods import Stages, Tiles
+from simulator.cloud import A100, H100, Cloud
+from simulator.data_parallel import DataParallel, LocalUpdates
+from simulator.dtfm import Dtfm
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
-from simulator.workers import Processes, Workers
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Workers that run tasks in `count` processes on this machine; 1 means this process only."""
+
+    count: int = 1
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """Call `work` with each task and yield the task's index and result when it completes.
+
+        Tasks start in list order, so put the longest first. With several processes, `work` and the
+        tasks are pickled, so `work` must be a module-level function.
+
+        Raises:
+            CleaveError: if a process is killed, for example because memory ran out.
+        """
+        if self.count == 1:
+            yield from enumerate(map(work, tasks))
+            return
+        # Do not fork: a progress bar's thread may hold a lock, which would stay locked in a fork.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.count, mp_context=context) as pool:
+            futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BrokenProcessPool:
+                raise CleaveError(
+                    f"one of {self.count} simulating processes was ended from outside, most often "
+                    "because memory ran out; try again with fewer --jobs"
+                ) from None
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """Workers that run tasks on the nodes of a Ray cluster. Cleave must be installed on all nodes.
+
+    `address` is the head node's host:port, or "auto" on a node of the cluster.
+    """
+
+    address: str
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """Call `work` with each task and yield the task's index and result when it completes.
+
+        Raises:
+            UsageError: if no cluster is running at the address.
+        """
+        with ray_cluster(self.address) as ray:
+            remote = ray.remote(work)
+            waiting = {remote.remote(task): index for index, task in enumerate(tasks)}
+            while waiting:
+                (done,), _ = ray.wait(list(waiting), num_returns=1)
+                try:
+                    result = ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                yield waiting.pop(done), result
+
+
+Workers = Processes | RayCluster
+
+
+def workers(jobs: int, ray_address: str | None) -> Workers:
+    """Return the workers that the options `--jobs` and `--ray` select.
+
+    Args:
+        jobs: number of processes on this machine; 1 means this process.
+        ray_address: address of a Ray cluster; None means this machine.
+
+    Raises:
+        UsageError: if `jobs` is above 1 and `ray_address` is not None, or Ray is not installed.
+    """
+    if ray_address is None:
+        return Processes(jobs)
+    if jobs > 1:
+        raise UsageError("--jobs is for this machine, --ray for a cluster; give one of them")
+    need_ray("--ray")
+    return RayCluster(ray_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +240,44 @@ def simulate(
         found[longest_first[index]] = rows
         done(every[longest_first[index]])
     return found
+
+
+def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
+    """Return all training methods by name.
+
+    Args:
+        utilisation: share of a cloud GPU's peak FLOP/s that training reaches.
+        thorough: True to run all trials of DT-FM's searches, however long they take.
+    """
+    clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
+    return {
+        "cleave": Tiles("cleave", TileShape.THREE_D, fused=True),
+        "cleave-2d": Tiles("cleave-2d", TileShape.TWO_D, fused=False),
+        "cleave-stages": Stages(),
+        "diloco": LocalUpdates(),
+        "dtfm": Dtfm(thorough=thorough),
+        "dtfm-all": Dtfm("dtfm-all", every_device=True, thorough=thorough),
+        "alpa": Alpa(),
+        "asteroid": Asteroid(),
+        "confidant": Confidant(),
+        "data-parallel": DataParallel(),
+        **{cloud.name: cloud for cloud in clouds},
+    }
+
+
+def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
+    """Return the methods in a comma-separated list, in which `cloud` stands for all cloud methods.
+
+    Raises:
+        UsageError: if a name is not in `known`.
+    """
+    found: dict[str, Method] = {}
+    for name in (part.strip() for part in names.split(",")):
+        if name == "cloud":
+            found |= {key: known[key] for key in known if key.startswith("cloud-")}
+        elif name in known:
+            found[name] = known[name]
+        else:
+            near = difflib.get_close_matches(name, known, n=2) or [*known, "cloud"]
+            raise UsageError(f"there is no method {name!r}; use {', '.join(near)}")
+    return list(found.values())

@@ -227,7 +227,7 @@ TRAINING_ONLY = (
 
 DEVICE = (
     "import cleave.device.agent, cleave.device.session, cleave.device.credentials\n"
-    "import cleave.device.compute_thread, cleave.device.host.owner, cleave_cli.commands.join\n"
+    "import cleave.device.compute_thread, cleave.device.owner, cleave_cli.commands.join\n"
 )
 
 
@@ -252,7 +252,7 @@ def test_what_starts_loads_no_more_than_it_needs() -> None:
         "heavy = {'torch', 'transformers', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "import cleave_cli.commands.serve, cleave.server.app, cleave.server.fleet_server\n"
-        "import cleave.training.loop.run_job, cleave.training.loop.trainer\n"
+        "import cleave.training.loop.start, cleave.training.loop.trainer\n"
         "others = ('emulator', 'simulator', 'ray')\n"
         "found = [m for m in sys.modules if m.split('.')[0] in others]\n"
         "found += [m for m in sys.modules if m.startswith('cleave.cluster')]\n"

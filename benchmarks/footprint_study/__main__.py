@@ -31,10 +31,8 @@ from benchmarks.footprint_study.rows import StudyRow, gpu_at, gpu_usage, rows_of
 from benchmarks.footprint_study.setups import Setup, published
 from benchmarks.published_claims.verdict import figure, paragraphs, table
 from cleave.energy.account import CloudUsage, Footprint, cloud_footprint
-from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import ComparisonQuestion, Ratios
-from cleave.energy.sensitivity import Case
-from cleave.energy.typical import load_typical
+from cleave.energy.comparison import Case, ComparisonQuestion, Ratios
+from cleave.energy.typical import load_assumptions, load_typical
 from profiles.library import load_profiles
 
 SPEEDS = tuple(2.0**power for power in range(-1, 8))  # factors for the devices' throughput

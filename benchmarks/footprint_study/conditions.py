@@ -14,10 +14,9 @@ from itertools import product
 from typing import Final
 
 from benchmarks.footprint_study.setups import EQUAL_SHARE, OTHER_SHARES
-from cleave.energy.assumptions import load_assumptions
+from cleave.energy.comparison import Case
 from cleave.energy.grid import load_grids
-from cleave.energy.sensitivity import Case
-from cleave.energy.typical import Spread
+from cleave.energy.typical import Spread, load_assumptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from cleave.energy.account import CloudUsage, DeviceUsage
 from cleave.workload.registry import find_model
 from profiles.library import load_profile
 from profiles.performance import Layout
-from simulator.catalogue import methods
 from simulator.cloud import Cloud, Gpu
 from simulator.method import Conditions, Outcome
+from simulator.sweep import methods
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 # A tile is a matrix multiplication, so these methods train at the full multiplication speed.

@@ -31,11 +31,9 @@ from benchmarks.published_claims.verdict import OURS, Claim, paragraphs, table
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
-from simulator.catalogue import methods
 from simulator.cloud import Cloud
 from simulator.method import Method
-from simulator.sweep import Cell, Row, cells, simulate
-from simulator.workers import Processes, Workers
+from simulator.sweep import Cell, Processes, Row, Workers, cells, methods, simulate
 
 BF16: Final = ElementBytes(2, 2)
 CARDS_GBPS: Final = (10, 100)

@@ -44,7 +44,7 @@ from cleave.workload.stages import StageSizes
 from profiles.availability import Availability, Durations
 from profiles.fleets import of_profile
 from profiles.library import load_availability, load_profile
-from simulator.stages import recoveries
+from simulator.cleave_methods import recoveries
 
 _MBIT: Final = 1e6 / 8
 _LATENCY_S: Final = 0.01

@@ -35,7 +35,7 @@ def _write_smollm2(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from cleave.training.data.tokenizer import default_tokenizer
-    from cleave.workload.models.build import build_model
+    from cleave.workload.build import build_model
 
     build_model(SMOLLM2_SPEC, seed=0).save_pretrained(folder)
     text = default_tokenizer(vocab_size=_TOKENS, progress=lambda _: None)

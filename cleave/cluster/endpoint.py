@@ -2,7 +2,7 @@
 
 If the training process (the worker) is lost and restarts, the devices stay connected. A new
 worker withdraws the GEMMs and the step of the previous worker. Workers use an endpoint through
-`cleave.cluster.endpoint_runtime`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
+`cleave.cluster.endpoints`. Ray runs `OwnEndpoint` as an actor on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from cleave.cluster.message_packing import Unpacker
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.errors import UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates, PsRates
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.stages.outcomes import PassDone, StageDone
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
-from cleave.server.auth.access import Clocks
 from cleave.server.fleet_server import Server, ServerConfig, serve
-from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
-from cleave.server.jobs.job_energy import ServerLog, SessionWork
+from cleave.server.jobs.energy import EnergyMeter, EnergySums, ServerLog, SessionWork
 from cleave.transport.join_url import parse_join_url
 from profiles.library import load_profiles
 

@@ -24,7 +24,7 @@ from cleave.scheduler.sessions.admission import (
     Refusal,
     one_is,
 )
-from cleave.server.auth.access import hash_secret
+from cleave.server.access import hash_secret
 
 RETRY_S: Final = 1.0
 """Time after which a device that this server refuses should connect to the first server."""

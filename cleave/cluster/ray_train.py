@@ -18,9 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cleave.cluster.board import Board, Ending, ending, lost_servers
 from cleave.cluster.endpoint_calls import EndpointLostError
-from cleave.cluster.room import TRY_S, cores_of_each, cores_of_nodes, fitted, no_room
+from cleave.cluster.room import (
+    TRY_S,
+    Board,
+    Ending,
+    cores_of_each,
+    cores_of_nodes,
+    ending,
+    fitted,
+    lost_servers,
+    no_room,
+)
 from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
@@ -28,7 +37,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.ps_memory import check_memory
 from cleave.training.loop.records import NoteRecord, Record, ServersRecord, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.run_job import JobRequest, JobRunner
+from cleave.training.loop.start import JobRequest, JobRunner
 from cleave.training.servers.ranks import WAIT_S, Ranks
 
 if TYPE_CHECKING:

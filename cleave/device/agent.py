@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from cleave.device.host.policy import ALLOWED, Cause, Permission
+from cleave.device.policy import ALLOWED, Cause, Permission
 from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
 from cleave.errors import CleaveError, ProtocolError, UsageError, VersionError
 from cleave.transport.join_url import JoinUrl, parse_join_url

@@ -15,7 +15,7 @@ from cleave.arrays import DType
 from cleave.device.compute_thread import Computer, Outcome
 from cleave.device.core import Action, DeviceCore, HeldArrays, Order
 from cleave.errors import CleaveError, ProtocolError, VersionError
-from cleave.machine.memory import IDLE_BYTES
+from cleave.machine.sensors import IDLE_BYTES
 from cleave.protocol import codec, features, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.device_counters import DeviceCounters

@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cleave.energy.assumptions import Assumptions
 from cleave.energy.grid import embodied_gco2e, operational_gco2e
 from cleave.energy.meter import Basis, Gap, gaps_of, parts_of
-from cleave.energy.typical import KnownPower, Typical
+from cleave.energy.typical import Assumptions, KnownPower, Typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
 from cleave.errors import FleetError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Operand, Side, product_of
 from cleave.planner.plan import Planner
 from cleave.planner.tiles.planner import TilePlanner
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 
 _log = logging.getLogger(__name__)

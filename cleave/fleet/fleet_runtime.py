@@ -1,7 +1,7 @@
 """The interface of a fleet's runtime, which provides the clock and the connections to devices.
 
 `cleave.fleet.runtime.Runtime` serves the devices in this process.
-`cleave.cluster.endpoint_runtime.EndpointRuntime` delegates to another process, to which the devices
+`cleave.cluster.endpoints.EndpointRuntime` delegates to another process, to which the devices
 are connected. So the devices stay connected when this process exits.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import ClassVar, Final
 
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.own_device import OwnDevice
 from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
+from cleave.scheduler.counters import FleetCounters, StepProgress
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome

@@ -14,10 +14,10 @@ from typing import Final
 
 from cleave.arrays import Buffer
 from cleave.errors import CleaveError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, GemmFuture, Pending, Side, product_of
 from cleave.machine.backends import MatmulBackend
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5  # seconds between checks for available devices while training waits for a GEMM

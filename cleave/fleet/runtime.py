@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from cleave.arrays import Buffer, DType, unpack
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Output
 from cleave.gemm import wavefront
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
+from cleave.scheduler.counters import FleetCounters, StepProgress, TrafficKind
 from cleave.scheduler.instructions import (
     Aside,
     Check,
@@ -42,7 +42,6 @@ from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.tiles.tasks import GemmTask, Task
-from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import GemmCheck, Judgement, Projector
 
 

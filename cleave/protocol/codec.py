@@ -18,8 +18,7 @@ import msgspec
 
 from cleave.errors import ProtocolError, VersionError
 from cleave.protocol import limits, messages
-from cleave.protocol.messages import Message
-from cleave.protocol.texts import clean, clean_plain
+from cleave.protocol.messages import Message, clean, clean_plain
 
 Buffer: TypeAlias = bytes | memoryview
 _PARTS = msgspec.msgpack.Decoder(
@@ -85,7 +84,7 @@ def wire_size(message: Message) -> int:
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Decode one message and sanitize its strings (see `cleave.protocol.texts`).
+    """Decode one message and sanitize its strings (see `cleave.protocol.messages`).
 
     The message's payload is a view into `data`. For a `hello` in another protocol version, only
     `role`, `version` and `versions` are read.

@@ -10,7 +10,25 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 from msgspec import Meta
 
 from cleave.protocol import limits
-from cleave.protocol.texts import clean
+
+
+def clean(text: str) -> str:
+    """Return `text` as one line of printable characters, without terminal control characters."""
+    if text.isprintable():  # true for almost all strings
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+
+
+def clean_plain(value: Any) -> Any:
+    """Return `value` with all its strings sanitized, including map keys and nested strings."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list | tuple):
+        return type(value)(clean_plain(item) for item in value)
+    if isinstance(value, dict):
+        return {clean(key): clean_plain(item) for key, item in value.items()}
+    return value
+
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**limits.OBJECT_ID_BITS - 1)]
 """A non-negative 63-bit integer: an ID, a count, or a size."""
@@ -32,7 +50,7 @@ SECRET: Final = {"secret": True}  # marks a field whose value is never shown in 
 
 VERBATIM: Final = {"verbatim": True}
 """Marks a field whose strings are not sanitized, because they are compared or are file names.
-The strings of all other fields are sanitized on receipt (see `cleave.protocol.texts`)."""
+The strings of all other fields are sanitized on receipt (see `cleave.protocol.messages`)."""
 
 
 class Op(Enum):

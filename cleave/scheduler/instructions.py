@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.events import Event
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
-from cleave.scheduler.traffic import TrafficKind
 
 # --- from the scheduler to the session manager ---
 

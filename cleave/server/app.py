@@ -13,18 +13,16 @@ from typing import Final
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
+from cleave.server.access import CREDENTIAL_BYTES, Access, Clocks
 from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
-from cleave.server.auth.access import CREDENTIAL_BYTES, Access, Clocks
 from cleave.server.fleet_server import Server
-from cleave.server.http import metrics, project
+from cleave.server.http import metrics
 from cleave.server.http.metrics import Metrics
-from cleave.server.http.pages import Pages
-from cleave.server.http.project import Project
-from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import JobMeter, OwnPower, ServerLog, WorkLog
+from cleave.server.http.pages import PROJECT_PATH, Pages, Project
+from cleave.server.jobs.energy import EnergyMeter, JobMeter, OwnPower, ServerLog, WorkLog
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
 from cleave.server.store.store import Store
@@ -137,7 +135,7 @@ def open_app(
         built = Pages.of_package()
         made: dict[str, HttpHandler] = {
             metrics.PATH: Metrics(overview, access.admit_operator).answer,
-            project.PATH: Project(facts, device_admin.flops_by_hour, Clocks().steady).answer,
+            PROJECT_PATH: Project(facts, device_admin.flops_by_hour, Clocks().steady).answer,
         }
 
         def pages(request: HttpRequest) -> HttpAnswer | None:

@@ -20,7 +20,6 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.fleet.fleet import Fleet
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import Planner, PsRates
@@ -28,7 +27,7 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.fleet_events import EventListener
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Authenticator,
@@ -38,6 +37,7 @@ from cleave.scheduler.sessions.admission import (
 )
 from cleave.scheduler.sessions.joining import FULL_RETRY_S, other_version
 from cleave.scheduler.sessions.result_judging import Verification
+from cleave.scheduler.sessions.session import EventListener
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.runs import StagesOn

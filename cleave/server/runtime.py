@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from cleave.arrays import Buffer
+from cleave.coding import Coder, SharedArray
 from cleave.errors import FleetError, ProtocolError
 from cleave.fleet.product import GemmFuture
 from cleave.fleet.runtime import Information, Runtime
@@ -31,18 +32,16 @@ from cleave.protocol import codec, limits, messages
 from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.features import may_send
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
-from cleave.scheduler.fleet_events import EventKind, EventListener
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.instructions import Aside, Check, ForRuntime, Joined, Note, Overdue, Send
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.admission import clean_text
-from cleave.scheduler.sessions.session import Session
+from cleave.scheduler.sessions.session import EventKind, EventListener, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome, StepFailed
 from cleave.scheduler.stages.work import StepWork
-from cleave.scheduler.traffic import TrafficKind
 from cleave.server.block_times import BlockTimes, TimeSpan
-from cleave.server.coder import Coder, SharedArray
 from cleave.transport.connection import Accepted, ConnectionLostError, CutError
 from cleave.transport.frame_limits import AwaitedSizes
 from cleave.verify import Judgement

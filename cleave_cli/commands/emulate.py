@@ -201,8 +201,7 @@ def _tiles(asked: _Asked) -> None:
     from rich.progress import Progress
 
     from cleave.arrays import DType
-    from cleave.planner.plan import PsRates
-    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, PsRates
     from cleave.planner.tiles.planner import TilePlanner
     from cleave.workload.registry import find_model
     from emulator.sized_step import SizedStepper, server_s

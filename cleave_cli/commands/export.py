@@ -1,17 +1,17 @@
-"""`cleave export`: export a run's model to a folder in Hugging Face format."""
+"""`cleave export`: export a run's model in Hugging Face format, to a folder and to the Hub."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
+from cleave_cli.commands.trained_model import Step
 from cleave_cli.options import Json
-from cleave_cli.trained_model import Step
 
 if TYPE_CHECKING:
     from cleave.training.loop.run_folder import RunFolder
@@ -60,7 +60,7 @@ def export(
     """
     from cleave.training.loop.run_folder import RunFolder
     from cleave.training.results.export import base_of, export_run
-    from cleave.training.results.hub import HubRepository
+    from cleave_cli.commands.export import HubRepository
 
     held = RunFolder(run)
     into = folder or run / "export"
@@ -114,9 +114,8 @@ def export(
 def _facts(run: RunFolder) -> dict[str, str]:
     """Return a run's number of devices and energy for the model card, if known."""
     from cleave.energy.account import fleet_footprint
-    from cleave.energy.assumptions import load_assumptions
     from cleave.energy.run_energy import run_energy
-    from cleave.energy.typical import load_typical
+    from cleave.energy.typical import load_assumptions, load_typical
     from profiles.library import load_profiles
 
     run.read_config()  # raises if the folder is not a run folder
@@ -134,3 +133,49 @@ def _facts(run: RunFolder) -> dict[str, str]:
         unknown = f", without {found.devices_unknown} devices" if found.devices_unknown else ""
         facts["energy"] = f"{found.energy_j / 3.6e6:.3g} kWh{unknown}"
     return facts
+
+
+class HubRepository:
+    """A model repository on the Hugging Face Hub.
+
+    A new repository is private. Create this object before a long export, so that a missing token
+    or network is reported first.
+
+    Args:
+        name: name of the repository, such as `org/model`.
+
+    Raises:
+        CleaveError: if the repository cannot be created or reached.
+    """
+
+    def __init__(self, name: str) -> None:
+        from huggingface_hub import HfApi
+
+        self._api: Any = HfApi(library_name="cleave")
+        try:
+            self._name = self._api.create_repo(name, private=True, exist_ok=True).repo_id
+        except Exception as error:  # the library raises errors of any class
+            raise _failed(f"--push-to-hub {name}", error) from error
+
+    def push(self, folder: Path) -> str:
+        """Upload the files of a folder as one commit. Return the address of the repository.
+
+        Raises:
+            CleaveError: if the upload fails. The folder is not changed.
+        """
+        try:
+            commit = self._api.upload_folder(
+                repo_id=self._name, folder_path=folder, commit_message="Upload a model from Cleave"
+            )
+        except Exception as error:
+            raise _failed(f"the upload of {str(folder)!r}", error) from error
+        return str(commit.repo_url)
+
+
+def _failed(what: str, error: Exception) -> CleaveError:
+    lines = str(error).strip().splitlines()
+    why = lines[0].rstrip(".") if lines else type(error).__name__
+    return CleaveError(
+        f"{what} failed ({why}): check the name and the network, and log in with `hf auth login`, "
+        f"or set HF_TOKEN"
+    )

@@ -15,11 +15,11 @@ from cleave_cli.render.text import Csv, form_of
 
 if TYPE_CHECKING:
     from cleave.energy.account import CloudUsage, Ps
-    from cleave.energy.assumptions import Assumptions
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.grid import Electricity
     from cleave.energy.predict import Work
     from cleave.energy.run_energy import RunEnergy
+    from cleave.energy.typical import Assumptions
     from profiles.device_profile import DeviceProfile
 
 
@@ -74,8 +74,7 @@ def footprint(
 
       cleave footprint --model opt-125m --fleet phones-5g-15 --charger 2.9 --json
     """
-    from cleave.energy.comparison import ComparisonQuestion
-    from cleave.energy.sensitivity import Case
+    from cleave.energy.comparison import Case, ComparisonQuestion
     from cleave.energy.typical import load_typical
     from cleave_cli.render.footprint import Shown, show
     from profiles.library import load_profiles
@@ -209,7 +208,7 @@ def _assumed(
     pue: float,
     host_share: float,
 ) -> Assumptions:
-    from cleave.energy.assumptions import load_assumptions
+    from cleave.energy.typical import load_assumptions
 
     made = load_assumptions()
     _check("--lifetime", lifetime, 0.0, "years, or 0 for what is assumed")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from cleave.device.host.policy import parse_memory, parse_policy
+from cleave.device.policy import parse_memory, parse_policy
 from cleave.errors import CleaveError, UsageError, choice_of
 from cleave.protocol import limits
-from cleave.protocol.texts import clean
+from cleave.protocol.messages import clean
 from cleave_cli.render.text import printable
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def join(
 
       cleave join @~/.config/cleave/join.url --when idle,charging --hours 22-7
     """
-    from cleave.device.host import owner
+    from cleave.device import owner
     from cleave.machine.sensors import total_memory_bytes
 
     known_threads(threads)
@@ -150,17 +150,17 @@ def join(
     from cleave.device.agent import Agent, AgentSession, Look, Notice, ServerSelection, State
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
-    from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
+    from cleave.device.policy import DataMeter, Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, Keeping, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
-    from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import (
         PowerMeter,
         Sensors,
         SessionEnergy,
+        hold_strips_well,
         kind_of,
         on_android,
         this_machine,

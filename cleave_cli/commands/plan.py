@@ -91,8 +91,7 @@ def plan(
 
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.local_updates import ExchangeKind, Rounds
-    from cleave.planner.plan import ElementBytes, Method, PsRates, StateMode
-    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, ElementBytes, Method, PsRates, StateMode
     from cleave.planner.tiles.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
     from cleave.workload.stages import StageSizes
@@ -345,7 +344,7 @@ def _draw(
     """Plot the crossing; without a crossing, plot the stages, or the tiles of the slowest GEMM."""
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices
-    from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
+    from cleave_cli.render.plots import draw_crossing, draw_stages, draw_tiling
 
     if where is not None:
         draw_crossing(path, where, question.sizes.sequence, title)
@@ -376,7 +375,7 @@ def _plan_gemm(
     from cleave.gemm import Gemm
     from cleave.planner.tiles.report import report
     from cleave_cli.render.plan import gemm_json, show_gemm
-    from cleave_cli.render.plan_plots import draw_tiling
+    from cleave_cli.render.plots import draw_tiling
 
     one = report(planner.plan(Gemm(*_sides(gemm)), element, devices), element, devices, ps)
     if form is Form.CSV:

@@ -75,7 +75,7 @@ def device(
 
       cleave profile device --sustained 600
     """
-    from cleave.device.host.policy import parse_memory
+    from cleave.device.policy import parse_memory
     from cleave.machine.sensors import this_machine, total_memory_bytes, usable_cores
 
     cores = len(usable_cores())
@@ -93,7 +93,7 @@ def device(
         raise UsageError(f"--seed is {seed}; give 0 or more")
     _need("scipy.optimize", "tomli_w")
     from cleave.machine.backends import choose, known_name
-    from cleave.machine.memory import hold_strips_well
+    from cleave.machine.sensors import hold_strips_well
     from cleave_cli.own_server import own_device
     from profiles.library import write_profile
     from profiles.measuring import device as profiling

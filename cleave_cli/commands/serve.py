@@ -25,22 +25,21 @@ from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
 from cleave.transport.addresses import is_loopback
-from cleave_cli.cluster_options import ClusterOptions, ray_of
+from cleave_cli.fleet_options import ClusterOptions, ray_of
 from cleave_cli.options import need_train_extra, only_here
-from cleave_cli.render.qr import qr_code
-from cleave_cli.render.text import printable
+from cleave_cli.render.text import printable, qr_code
 from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
     from cleave.energy.grid import Grid
     from cleave.fleet.own_device import OwnDevice
     from cleave.scheduler.stages.resident import KeptState
+    from cleave.server.access import Access, JoinCode
     from cleave.server.app import App
-    from cleave.server.auth.access import Access, JoinCode
     from cleave.server.fleet_server import Server, ServerConfig
     from cleave.server.jobs.jobs import TrainingJob
     from cleave.server.store.store import CodeRecord, DeviceRecord, StoredJob
-    from cleave.training.loop.run_job import JobRunner
+    from cleave.training.loop.start import JobRunner
     from cleave.transport.discovery import Announcement
 
 
@@ -243,15 +242,14 @@ def serve(
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
-    from cleave.machine.memory import hold_strips_well
-    from cleave.planner.plan import PsRates
-    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.machine.sensors import hold_strips_well
+    from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, PsRates
     from cleave.planner.tiles.planner import TilePlanner
-    from cleave.scheduler.fleet_events import EventKind
+    from cleave.scheduler.sessions.session import EventKind
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
     from cleave.server.fleet_server import ServerConfig
-    from cleave.server.jobs.job_energy import SAMPLE_S
+    from cleave.server.jobs.energy import SAMPLE_S
     from cleave.server.jobs.jobs import Jobs
     from cleave.transport.connection_limits import ConnectionLimits
     from cleave.transport.discovery import announced
@@ -526,7 +524,7 @@ def serving(
     from cleave.server.fleet_server import serve
 
     if cluster.servers == 1:
-        from cleave.training.loop.run_job import JobRunner
+        from cleave.training.loop.start import JobRunner
 
         with serve(config) as server:
             app.open(server)

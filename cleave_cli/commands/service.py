@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from cleave.device import owner
 from cleave.device import service as device_service
-from cleave.device.host import owner
-from cleave.device.host.policy import parse_memory, parse_policy, require_visible
+from cleave.device.policy import parse_memory, parse_policy, require_visible
 from cleave.device.service import Service, ServiceManager
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes

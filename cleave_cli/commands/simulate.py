@@ -85,11 +85,9 @@ def simulate(
     from cleave.planner.coding import CodingPolicy, coded_ratio
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.workload.registry import find_model
-    from simulator.catalogue import chosen
-    from simulator.catalogue import methods as known_methods
-    from simulator.sweep import cells
+    from simulator.sweep import cells, chosen, workers
+    from simulator.sweep import methods as known_methods
     from simulator.sweep import simulate as rows_of
-    from simulator.workers import workers
 
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -229,7 +227,7 @@ def _number(value: float) -> float | None:
 
 def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
     try:
-        from simulator.plots import save_sweep
+        from cleave_cli.render.plots import save_sweep
     except ImportError:
         raise not_installed("--plot", "matplotlib", "train") from None
     with writes(path):

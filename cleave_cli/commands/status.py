@@ -1,4 +1,4 @@
-"""`cleave status`: show a server's job, devices, traffic and events."""
+"""`cleave status` and `cleave dashboard`: a server's job, devices, traffic and events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -13,11 +14,14 @@ from rich.live import Live
 from typer import Option
 
 from cleave.errors import UsageError
-from cleave_cli.operator_link import Data, Server, running_server
+from cleave_cli.operator_link import Data, Server, ask, running_server
+from cleave_cli.options import Json, only_here
 from cleave_cli.render.status import Seen, shown
+from cleave_cli.render.text import qr_code, say
 
 if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
+
 
 LEAST_EVERY_S = 0.2
 LEAST_WINDOW_S = 1.5  # minimum time over which rates are averaged, without --watch
@@ -106,3 +110,41 @@ async def _look(client: OperatorClient, seen: Seen) -> dict[str, Any]:
     overview = await client.request("overview", asked)
     seen.take(overview)
     return overview
+
+
+def dashboard(
+    operator: Annotated[
+        bool,
+        Option(help="The address for operators, who may also pause, resume and stop jobs."),
+    ] = False,
+    qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Print the address of a running server's dashboard.
+
+    The address lets its holder view jobs, devices and events, but change nothing. Keep an address
+    with --operator secret: whoever has it may do everything that an operator may. `cleave status`
+    shows the same information in a terminal.
+
+    Examples:
+
+      cleave dashboard
+
+      cleave dashboard --server @operator.url --no-qr
+
+      cleave dashboard --operator
+    """
+    answer = ask("dashboard", {}, server, data)
+    if operator:
+        from cleave.transport.join_url import parse_join_url, read_url
+
+        token = parse_join_url(read_url(running_server(server, data))).credential
+        answer = {"url": f"{answer['url'].partition('#')[0]}#c={quote(token, safe='')}"}
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    say(answer["url"], err=False)
+    if qr and not only_here(answer["url"]):
+        typer.echo(qr_code(answer["url"]), err=True)

@@ -14,8 +14,7 @@ from typer import Option
 
 from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
-from cleave_cli.cluster_options import TABLE, ClusterOptions
-from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
+from cleave_cli.fleet_options import DEVICES, FLEET_FILE, TABLE, ClusterOptions, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, show_every_option, was_given
 from cleave_cli.render.training import Display, make_display
@@ -258,12 +257,11 @@ def _here(
     request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
 ) -> None:
     need_train_extra("cleave train")
-    from cleave.machine.memory import hold_strips_well
-    from cleave.machine.sensors import PowerMeter, Sensors
+    from cleave.machine.sensors import PowerMeter, Sensors, hold_strips_well
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
     from cleave.training.loop.run_folder import RunFolder
-    from cleave.training.loop.run_job import JobRequest, JobRunner
+    from cleave.training.loop.start import JobRequest, JobRunner
     from cleave_cli.render.footprint import summary
     from emulator.run_meter import RunMeter
 

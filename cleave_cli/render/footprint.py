@@ -12,13 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cleave.energy.account import Footprint, cloud_footprint
-from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import ComparisonQuestion, Ratios, ratios
+from cleave.energy.comparison import Bar, Case, ComparisonQuestion, Ratios, ratios, sensitivities
 from cleave.energy.grid import Electricity, electricity, load_grids
 from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
-from cleave.energy.sensitivity import Bar, Case, sensitivities
-from cleave.energy.typical import load_typical
+from cleave.energy.typical import load_assumptions, load_typical
 from cleave_cli.render.text import Form, write_csv
 from profiles.library import load_profiles
 

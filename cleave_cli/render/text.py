@@ -1,23 +1,26 @@
 """Format and print CSV, and text for 80-column terminals.
 
-Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
-or a library may not be, so `printable` sanitizes text again before it is printed.
+`cleave.protocol.messages` sanitizes text from the network, but nothing sanitizes text from a
+database, a file or a library. So `printable` sanitizes text again before it is printed.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer import Option
 
 from cleave.errors import UsageError
-from cleave.protocol.texts import clean
+from cleave.files import write_output
+from cleave.protocol.messages import clean
 from cleave_cli.options import human_bytes
 
 
@@ -101,3 +104,29 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return value
+
+
+_DOT_PIXELS: Final = 8  # width of one square of the code: large enough for screens and paper
+
+
+def qr_code(text: str) -> str:
+    """Return a QR code for `text` as Unicode half blocks, with the margin that cameras need."""
+    import segno
+
+    drawn = io.StringIO()
+    segno.make(text, error="l", micro=False).terminal(drawn, compact=True)
+    return drawn.getvalue()
+
+
+def write_qr_png(text: str, path: Path) -> None:
+    """Write a QR code for `text` to a PNG file; raise UsageError if writing fails."""
+    import segno
+
+    try:
+        image = io.BytesIO()
+        segno.make(text, error="m", micro=False).save(image, kind="png", scale=_DOT_PIXELS)
+        write_output(path, image.getvalue())
+    except OSError as error:
+        raise UsageError(
+            f"--png {path} cannot be written ({error.strerror}); name a file in a folder of yours"
+        ) from None

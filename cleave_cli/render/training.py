@@ -26,7 +26,7 @@ from cleave_cli.options import human_bytes
 from cleave_cli.render.text import by_kind, filled, printable, say
 
 if TYPE_CHECKING:
-    from cleave.fleet.counters import StepProgress
+    from cleave.scheduler.counters import StepProgress
     from cleave.training.loop.records import Record
 
 _REASONS = 4  # maximum number of reasons in the summary

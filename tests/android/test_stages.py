@@ -20,7 +20,7 @@ from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.counters import Traffic
 from cleave.server.fleet_server import Server
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
@@ -29,7 +29,7 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 from cleave.workload.registry import find_model
 from tests.android.jvm import GraphClasses
 from tests.graphs.models import plain_gradients, trained

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
-from benchmarks.delayed_link import Delay
 from benchmarks.side_by_side.method import VARIANTS, Method, Way
-from benchmarks.side_by_side.results import Results
 from benchmarks.side_by_side.row import Ending, Row, from_json, to_json
 from benchmarks.side_by_side.setting import Fault, Link, Setting
-from benchmarks.side_by_side.tables import agrees, difference, reference_of, saving
 from benchmarks.side_by_side.workers.parts import StageModule, in_line, in_v
 
 SETTING = Setting("opt-125m", 1024, 256, Link(100, 20))
@@ -35,26 +31,6 @@ def row(name: str, seconds: float = 1.0, **more: object) -> Row:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def test_a_newer_row_is_kept_and_found_by_its_commit(tmp_path: Path) -> None:
-    results = Results(tmp_path / "rows.json")
-    for name, seconds, commit in (
-        ("ddp:fp32", 1.0, "one"),
-        ("plain:fp32", 1.0, "one"),
-        ("ddp:fp32", 2.0, "two"),
-        ("ddp:bf16", 1.0, "two-with-changes"),
-    ):
-        results.add(row(name, seconds, commit=commit))
-    again = Results(tmp_path / "rows.json")
-    assert again.rows == results.rows
-    assert [kept.method.name for kept in again.rows] == ["plain:fp32", "ddp:fp32", "ddp:bf16"]
-    key = row("ddp:fp32").key
-    assert again.find(key, "one") is None
-    assert again.find(key, "two") == again.find(key, None) == again.rows[1]
-    # A row with changes that no commit has is measured again.
-    changed = row("ddp:bf16").key
-    assert again.find(changed, "two-with-changes") is again.find(changed, None) is None
-
-
 # --- rows and their file ---
 
 
@@ -63,47 +39,6 @@ def test_a_row_is_the_same_after_json(method: Method, fault: Fault, ending: Endi
     made = Row(method, replace(SETTING, fault=fault), seconds=[1.5], losses=[3.0, 2.0])
     made.ending, made.down_bytes, made.reason = ending, [1.0, 2.0], "a reason"
     assert from_json(to_json(made)) == made
-
-
-# --- comparing ---
-
-
-def test_losses_are_compared_with_plain_fp32_of_the_same_work() -> None:
-    plain = row("plain:fp32")
-    slower = replace(row("plain:fp32"), setting=replace(SETTING, link=Link(50, 10)))
-    other = replace(row("plain:fp32"), setting=replace(SETTING, tokens=2048))
-    mine = row("ddp:fp32", losses=[4.0, 3.0, 2.0 * (1 + 1e-3)])
-    assert reference_of(mine, [other, slower, mine]) is slower
-    assert difference(mine, plain) == pytest.approx(1e-3)
-    assert not agrees(mine, plain)
-    assert agrees(replace(mine, method=Method.of("ddp:bf16")), plain)
-
-
-def test_what_coding_saves_is_of_the_time_without() -> None:
-    rows = [row("stages:fp32", 7.0), row("stages:fp32:off", 10.0, links_s=10.0)]
-    found = saving(rows[0], rows)
-    assert found is not None
-    assert found.ratio == pytest.approx(0.7)
-    assert found.limit == pytest.approx(0.73)
-    assert saving(row("ddp:fp32"), rows) is None
-
-
-# --- faults ---
-
-
-def test_packets_come_late_and_in_their_order() -> None:
-    came: list[bytes] = []
-    delay = Delay(0.010, came.append)
-    delay.take(b"one", 0.0)
-    delay.take(b"two", 0.005)
-    delay.deliver(0.009)
-    assert came == []
-    delay.deliver(0.011)
-    assert came == [b"one"]
-    assert delay.due_s == pytest.approx(0.015)
-    delay.deliver(0.015)
-    assert came == [b"one", b"two"]
-    assert delay.due_s is None
 
 
 # --- stages of a pipeline ---

@@ -10,7 +10,7 @@ import pytest
 
 from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
-from cleave_cli.cluster_options import ClusterOptions
+from cleave_cli.fleet_options import ClusterOptions
 from tests.integration.processes import here
 
 

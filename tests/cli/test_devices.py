@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cleave_cli import main
-from cleave_cli.commands import devices, pair
+from cleave_cli.commands import devices
 
 DEVICE: dict[str, Any] = {
     "id": 12, "name": "bens-workstation", "own": False, "state": "ready", "reason": "",
@@ -47,8 +47,7 @@ def invoke(
 ) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """What a command prints, and what it asked for."""
     server = Server(answer)
-    for module in (devices, pair):
-        monkeypatch.setattr(module, "ask", server.ask)
+    monkeypatch.setattr(devices, "ask", server.ask)
     done = CliRunner().invoke(main.app, [*words])
     assert done.exit_code == 0, done.output
     return done.output, server.asked

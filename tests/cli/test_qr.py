@@ -8,7 +8,7 @@ from pathlib import Path
 import segno
 from PIL import Image
 
-from cleave_cli.render.qr import qr_code, write_qr_png
+from cleave_cli.render.text import qr_code, write_qr_png
 
 URL = "https://192.168.1.20:8765/join#c=7KQ4-MWX2-PDH9&s=ABCDEFGHJK&fp=sha256:" + "0f" * 32
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cleave.errors import CleaveError
 from cleave_cli import main
-from cleave_cli.commands import dashboard, devices, jobs, pair
+from cleave_cli.commands import devices, jobs, status
 from cleave_cli.render import training
 from cleave_cli.render.status import Seen, shown
 from cleave_cli.render.text import WIDTH, filled, printable
@@ -72,7 +72,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
 def test_what_a_server_answers(
     command: list[str], answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (devices, jobs, pair, dashboard):
+    for module in (devices, jobs, status):
         monkeypatch.setattr(module, "ask", lambda *_: dict(answer))
     monkeypatch.setattr(jobs, "running_server", lambda *_: "url")
     done = CliRunner().invoke(main.app, command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cleave.cluster.board import Board, Ending, ending, lost_servers
+from cleave.cluster.room import Board, Ending, ending, lost_servers
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.training.loop.records import NoteRecord

@@ -17,7 +17,7 @@ import pytest
 
 from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.endpoint import Endpoint
-from cleave.cluster.endpoint_runtime import EndpointRuntime
+from cleave.cluster.endpoints import EndpointRuntime
 from cleave.cluster.message_packing import Packer, Unpacker
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side

@@ -12,7 +12,7 @@ from cleave.cluster.membership import Members, Membership
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.scheduler.sessions.admission import Admission, Behavior, Refusal
-from cleave.server.auth.access import Access
+from cleave.server.access import Access
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from tests.server.clocks import Clock
 

@@ -17,8 +17,7 @@ import pytest
 
 from cleave.cluster.endpoint import Endpoint, EndpointSetup
 from cleave.cluster.endpoint_calls import EndpointCalls, EndpointLostError, ServedEndpoint
-from cleave.cluster.endpoint_runtime import EndpointRuntime
-from cleave.cluster.endpoints import EndpointLogs, Endpoints
+from cleave.cluster.endpoints import EndpointLogs, EndpointRuntime, Endpoints
 from cleave.cluster.membership import Members
 from cleave.cluster.servers import Servers
 from cleave.fleet.fleet import Fleet

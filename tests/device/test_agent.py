@@ -11,7 +11,7 @@ import pytest
 
 from cleave.device import agent as g
 from cleave.device.agent import Agent, AgentSession, Notice, ServerSelection, State
-from cleave.device.host.policy import ALLOWED, Cause, Permission
+from cleave.device.policy import ALLOWED, Cause, Permission
 from cleave.device.session import (
     DeviceStatus,
     RefusedError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cleave.device.host.owner import (
+from cleave.device.owner import (
     LinuxSensors,
     MacSensors,
     WindowsSensors,
@@ -18,7 +18,7 @@ from cleave.device.host.owner import (
     run_command,
     this_machine,
 )
-from cleave.device.host.policy import Condition, Observation, Policy
+from cleave.device.policy import Condition, Observation, Policy
 from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
 NOW_S = 1_800_000_000.0

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.device.host import policy as p
-from cleave.device.host.policy import (
+from cleave.device import policy as p
+from cleave.device.policy import (
     Cause,
     Condition,
     DataCap,

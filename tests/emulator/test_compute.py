@@ -10,7 +10,7 @@ import pytest
 from cleave.arrays import DType
 from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import GraphRun, StoredGraph
-from emulator.compute import EmulatedProcessor
+from emulator.device_model import EmulatedProcessor
 from profiles.fleet_device import FleetDevice
 from profiles.library import load_profile
 from profiles.performance import ComputeModel, Layout, PerformanceModel

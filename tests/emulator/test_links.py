@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cleave.planner.plan import PsRates
 from emulator.activity import Activity, Direction, Presence, Transfer
-from emulator.links import (
+from emulator.device_model import (
     PIECE_BYTES,
     Departure,
     FractionalNoise,

@@ -14,8 +14,7 @@ from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
-from emulator.activity import Multiplication, Presence
-from emulator.trace import TraceLog
+from emulator.activity import Multiplication, Presence, TraceLog
 from emulator.virtual import emulated
 from profiles.availability import Availability, AvailabilityFamily, Durations
 from profiles.fleet_device import FleetDevice

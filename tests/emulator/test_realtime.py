@@ -27,8 +27,7 @@ from cleave.transport.connection import ConnectionLostError
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from emulator import realtime
 from emulator.activity import Activity, Direction, Multiplication, Presence, Transfer
-from emulator.compute import EmulatedProcessor
-from emulator.links import Link, Shared
+from emulator.device_model import EmulatedProcessor, Link, Shared
 from emulator.realtime import Clock, Lateness, PacedComputer, PacedConnection, RealTimeFleet
 from profiles.availability import Availability, Durations
 from profiles.fleet_device import FleetDevice

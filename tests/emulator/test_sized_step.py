@@ -16,8 +16,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, gemm_of
-from cleave.planner.plan import PsRates
-from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, PsRates
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
@@ -96,7 +95,7 @@ def count_gemms(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Counter[Gemm]:
 def test_a_step_submits_what_training_submits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import cleave
-    from cleave.workload.models.build import build_model
+    from cleave.workload.build import build_model
 
     batch, seq = 2, 16
     spec = find_model(model)

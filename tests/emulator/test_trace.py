@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from cleave.errors import UsageError
-from emulator.activity import Activity
-from emulator.trace import TraceLog, TraceWriter
+from emulator.activity import Activity, TraceLog, TraceWriter
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet, with_churn

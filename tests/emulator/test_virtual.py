@@ -11,7 +11,6 @@ import pytest
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm
@@ -20,6 +19,7 @@ from cleave.planner.plan import DeviceRates, Plan, Planner
 from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
+from cleave.scheduler.counters import FleetCounters
 from emulator.activity import Activity, Direction, Transfer
 from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice

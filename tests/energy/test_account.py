@@ -15,12 +15,10 @@ from cleave.energy.account import (
     cloud_footprint,
     fleet_footprint,
 )
-from cleave.energy.assumptions import load_assumptions
-from cleave.energy.comparison import ComparisonQuestion
+from cleave.energy.comparison import Case, ComparisonQuestion, sensitivities
 from cleave.energy.grid import S_PER_YEAR
 from cleave.energy.meter import Basis
-from cleave.energy.sensitivity import Case, sensitivities
-from cleave.energy.typical import load_typical
+from cleave.energy.typical import load_assumptions, load_typical
 from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 from profiles.library import load_profile, load_profiles
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from cleave.energy.assumptions import Figure, load_assumptions
+from cleave.energy.typical import Figure, load_assumptions
 
 
 def test_every_figure_lies_in_its_range_and_has_a_source() -> None:

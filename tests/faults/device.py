@@ -26,7 +26,7 @@ from cleave.device.session import DeviceSession, Keeping, device_hello
 from cleave.errors import CleaveError, ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept
-from cleave.machine.memory import hold_strips_well
+from cleave.machine.sensors import hold_strips_well
 from cleave.transport.connection import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.faults.exact import InvariantBackend

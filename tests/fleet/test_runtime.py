@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import cleave
-from cleave.fleet.counters import StepProgress
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
+from cleave.scheduler.counters import StepProgress
 
 
 def multiply(fleet: Fleet, times: int) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, serve
 from cleave.server.jobs.jobs import Jobs
-from cleave.training.loop.run_job import JobRunner
+from cleave.training.loop.start import JobRunner
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import cleave
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.server.auth.access import Access, Clocks
+from cleave.server.access import Access, Clocks
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.transport.connection_limits import BURST, ConnectionLimits

@@ -22,7 +22,7 @@ from cleave.server.fleet_server import Server
 from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names, read_profile, write_profile
-from profiles.measuring.tile_timer import SessionTimer
+from profiles.measuring.gemm_timer import SessionTimer
 from profiles.performance import Layout
 from tests.integration.processes import PATIENCE_S, here, run, started
 

@@ -26,10 +26,10 @@ from cleave.planner import forecast
 from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.sessions.joining import GRAPH_SHARE
-from cleave.scheduler.traffic import TrafficKind
-from cleave.server.auth.access import Access
+from cleave.scheduler.sessions.session import EventKind
+from cleave.server.access import Access
 from cleave.server.fleet_server import Server
 from cleave.server.store.store import Store
 from cleave.training.loop.context import TrainContext

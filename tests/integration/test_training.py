@@ -21,8 +21,7 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.start import train
+from cleave.training.loop.start import JobRequest, JobRunner, train
 from tests.integration.processes import here, training_job
 
 
@@ -160,7 +159,7 @@ def test_a_run_folder_holds_what_was_done(
 
 def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Path) -> None:
     from cleave.training.data.tokenizer import default_tokenizer
-    from cleave.workload.models.build import build_model
+    from cleave.workload.build import build_model
     from cleave.workload.registry import find_model
 
     spec = find_model("opt-nano")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.gemm import Gemm, Span, Tile, cut_tile, wavefront
+from cleave.planner import plan as cost
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.tiles import cost
 from cleave.planner.tiles.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.tiles.shape import (
     RateArrays,

@@ -32,8 +32,9 @@ from cleave.protocol.messages import (
     TaskError,
     Telemetry,
     Welcome,
+    clean,
+    clean_plain,
 )
-from cleave.protocol.texts import clean, clean_plain
 from tests.examples import examples
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES
 from tests.vectors.generate import nested

@@ -12,6 +12,7 @@ from cleave import graph_names as names
 from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageDone
@@ -26,7 +27,6 @@ from cleave.scheduler.stages.work import (
     StepWork,
     SumShape,
 )
-from cleave.scheduler.traffic import TrafficKind
 
 WIDTH = 2
 TOKENS = 3

@@ -33,7 +33,7 @@ from cleave.scheduler.sessions.pace import (
     common_delay_s,
     estimated,
 )
-from cleave.scheduler.sessions.setbacks import MOST_TRIAL_S, TRIAL_S, trial_in_s
+from cleave.scheduler.sessions.reputation import MOST_TRIAL_S, TRIAL_S, trial_in_s
 from cleave.server.runtime import TICK_S
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice

@@ -19,7 +19,7 @@ from cleave.scheduler.sessions.reputation import (
     Wrong,
 )
 from cleave.scheduler.sessions.result_judging import CheckScope, Verification
-from cleave.server.auth.access import FAULTS_COUNT_S
+from cleave.server.access import FAULTS_COUNT_S
 
 
 def known() -> Reputation:

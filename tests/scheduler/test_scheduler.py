@@ -47,7 +47,7 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
 from cleave.scheduler.instructions import Close, Done, Failed, Instruction, Place, Send
-from cleave.scheduler.sessions import setbacks
+from cleave.scheduler.sessions import reputation
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles import reassignment as lateness
@@ -72,8 +72,8 @@ def _no_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     None that is set aside is tried, for a trial needs some kilobytes.
     """
     monkeypatch.setattr(limits, "MIN_DEVICE_MEMORY_BYTES", 0)
-    monkeypatch.setattr(setbacks, "MOST_TRIAL_S", 1e12)
-    monkeypatch.setattr(setbacks, "TRIAL_S", 1e12)
+    monkeypatch.setattr(reputation, "MOST_TRIAL_S", 1e12)
+    monkeypatch.setattr(reputation, "TRIAL_S", 1e12)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def _often_recut(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _never_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that only fail stay, as those do that fail only some of what they are asked."""
-    monkeypatch.setattr(setbacks, "ASIDE_AFTER", 10**9)
+    monkeypatch.setattr(reputation, "ASIDE_AFTER", 10**9)
 
 
 class BoxPlanner:

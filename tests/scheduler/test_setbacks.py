@@ -24,15 +24,15 @@ from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime,
 from cleave.scheduler.sessions.admission import Behavior, SharedSecretAuth
 from cleave.scheduler.sessions.device_history import MAX_STRANGERS
 from cleave.scheduler.sessions.probe import FIRST_ID
-from cleave.scheduler.sessions.session import DeviceState
-from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.sessions.setbacks import (
+from cleave.scheduler.sessions.reputation import (
     ASIDE_AFTER,
     MOST_TRIAL_S,
     TRIAL_S,
     Setbacks,
     trial_in_s,
 )
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from tests.examples import examples
 from tests.integration.test_verification import device, multiply

@@ -13,9 +13,9 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Feature, Hello
 from cleave.scheduler.instructions import ForRuntime, Send, TellStep
 from cleave.scheduler.sessions.admission import Admission, AdmissionResult, SharedSecretAuth
+from cleave.scheduler.sessions.reputation import ASIDE_AFTER
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.scheduler.stages.outcomes import StepFailed
 from cleave.scheduler.stages.runs import StagesOn
 from tests.invariants import check_state

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance
+from cleave.scheduler.counters import Traffic, TrafficKind
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.sessions.session import Session
-from cleave.scheduler.traffic import Traffic, TrafficKind
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import HELLO, come, server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cleave.server.auth.access import Clocks
+from cleave.server.access import Clocks
 
 
 class Clock:

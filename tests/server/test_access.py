@@ -24,7 +24,7 @@ from cleave.scheduler.sessions.admission import (
     Refusal,
     clean_name,
 )
-from cleave.server.auth.access import (
+from cleave.server.access import (
     ALPHABET,
     CODE_LENGTH,
     MAX_USES,

@@ -13,7 +13,7 @@ import pytest
 
 from cleave import coding as codes
 from cleave.arrays import Buffer, DType, empty
-from cleave.coding import Each, Plain, encode
+from cleave.coding import Coder, Each, Plain, encode
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import ProtocolError
@@ -26,7 +26,6 @@ from cleave.protocol import codec, messages
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, ResultCoded
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
 from tests.memory_link import memory_link
 

@@ -13,8 +13,8 @@ from cleave.errors import CleaveError, UsageError
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
 from cleave.scheduler.sessions.admission import Admission
+from cleave.server.access import Access
 from cleave.server.api.device_admin import DeviceAdmin
-from cleave.server.auth.access import Access
 from cleave.server.store.job_history import STEPS_WRITTEN_S, JobHistory
 from cleave.server.store.store import Store
 from tests.server.clocks import Clock

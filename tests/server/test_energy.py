@@ -20,8 +20,15 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.sessions.session_manager import MOVED, SessionManager
-from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
-from cleave.server.jobs.job_energy import JobLog, JobMeter, OwnPower, ServerLog, usages_of
+from cleave.server.jobs.energy import (
+    EnergyMeter,
+    EnergySums,
+    JobLog,
+    JobMeter,
+    OwnPower,
+    ServerLog,
+    usages_of,
+)
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 from profiles.library import believable_j, load_profiles, most_w

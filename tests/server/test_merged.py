@@ -6,11 +6,10 @@ import dataclasses
 
 import pytest
 
-from cleave.fleet.counters import FleetCounters
-from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.traffic import BytesByKind, Traffic
-from cleave.server.api import merged as merging
-from cleave.server.api.merged import ended, merged
+from cleave.cluster import servers as merging
+from cleave.cluster.servers import ended, merged
+from cleave.scheduler.counters import BytesByKind, FleetCounters, Traffic
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.api.overview import DEVICE_COLUMNS, Answer, Question
 from cleave.server.block_times import Lane, TimeSpan
 from tests.server.clocks import Clock

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cleave.fleet.counters import FleetCounters
 from cleave.protocol.messages import ErrorCode
+from cleave.scheduler.counters import BytesByKind, FleetCounters, Traffic
 from cleave.scheduler.sessions.admission import AccessLevel, Refusal
-from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.http.metrics import Metrics
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs
 from cleave.server.store.job_history import JobHistory

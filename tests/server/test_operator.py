@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from cleave.errors import UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.sessions.admission import AccessLevel
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Question

@@ -12,7 +12,6 @@ from cleave.arrays import DType, empty
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.stages.model import PlannedStage
@@ -21,12 +20,12 @@ from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature, Op, Reply, Role
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.counters import BytesByKind, FleetCounters, StepProgress, Traffic
 from cleave.scheduler.instructions import ForRuntime, Send
+from cleave.scheduler.sessions.session import EventKind
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import HolderView, StageView, StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import (
@@ -42,7 +41,7 @@ from cleave.server.api.overview import (
     stages_answer,
 )
 from cleave.server.block_times import KEPT, MOST_SPANS, BlockTimes, Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.energy import EnergyMeter
 from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
 from tests.scheduler.stage_devices import step_work

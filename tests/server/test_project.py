@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from cleave.server.api.overview import ServerFacts
-from cleave.server.http.project import FRESH_S, PATH, Project
+from cleave.server.http.pages import PROJECT_FRESH_S, PROJECT_PATH, Project
 from cleave.server.store.store import StoreError
 from cleave.transport.http import HttpRequest
 from tests.server.clocks import Clock
 
 
 def told(project: Project) -> Any:
-    answer = project.answer(HttpRequest(PATH))
+    answer = project.answer(HttpRequest(PROJECT_PATH))
     assert answer.status == 200
     assert ("Cache-Control", "no-store") in answer.headers
     return json.loads(answer.body)
@@ -27,7 +27,7 @@ def test_the_project_is_told_as_json_and_counted_again_after_a_while() -> None:
     assert told(project) == first
     hours.append((8, 2e9))
     assert told(project) == first
-    clock.now_s += FRESH_S
+    clock.now_s += PROJECT_FRESH_S
     assert told(project)["flops_by_hour"] == [[7, 1.5e9], [8, 2e9]]
 
 

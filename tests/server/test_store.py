@@ -16,10 +16,11 @@ import pytest
 
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.sessions.admission import Behavior
-from cleave.server.store.schema import FIRST_VERSION, MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,
+    FIRST_VERSION,
     HOURS_KEPT,
+    MIGRATIONS,
     AccessStatus,
     Departure,
     DeviceRecord,

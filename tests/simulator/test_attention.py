@@ -7,7 +7,7 @@ import pytest
 from cleave.planner.plan import DeviceRates
 from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
-from simulator.tiles import AttentionTask, backward_task, forward_task, tasks_s
+from simulator.cleave_methods import AttentionTask, backward_task, forward_task, tasks_s
 from simulator.work import attention_flops
 from tests.simulator.conditions import alike
 

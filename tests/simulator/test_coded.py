@@ -7,8 +7,7 @@ import pytest
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
-from simulator.catalogue import methods
-from simulator.sweep import cells
+from simulator.sweep import cells, methods
 
 KNOWN = methods()
 

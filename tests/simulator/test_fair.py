@@ -10,9 +10,9 @@ import pytest
 
 from cleave.planner.plan import DeviceRates
 from cleave.workload.registry import find_model
-from simulator.catalogue import methods
 from simulator.cloud import Cloud
 from simulator.method import Conditions, Outcome
+from simulator.sweep import methods
 from simulator.work import train_flops
 from tests.simulator.conditions import paper
 

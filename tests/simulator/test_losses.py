@@ -7,9 +7,9 @@ import math
 import pytest
 
 from cleave.planner.tiles.shape import RateArrays
-from simulator.catalogue import methods
 from simulator.method import Outcome, Part, TileLosses, with_losses_s
 from simulator.pipeline import PipelineJob, Stage, restart
+from simulator.sweep import methods
 from simulator.work import LayerWork, stage_need
 from tests.simulator.conditions import alike, paper
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.side_by_side.torch_pipeline import TorchPipeline
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.workload.registry import find_model
-from simulator.confidant import Confidant
+from simulator.alpa import Confidant
 from simulator.method import Conditions
 from simulator.pipeline import Cut, best_partition, one_f_one_b
 

@@ -12,9 +12,9 @@ from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, Stag
 from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes, cut_batch
-from simulator.catalogue import methods
+from simulator.cleave_methods import recoveries
 from simulator.method import Conditions, Outcome
-from simulator.stages import recoveries
+from simulator.sweep import methods
 from simulator.work import train_flops
 from tests.simulator.conditions import alike, paper
 

@@ -13,9 +13,9 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
-from simulator.catalogue import methods
+from simulator.cleave_methods import backward_task, forward_task, tasks_s
 from simulator.method import Conditions
-from simulator.tiles import backward_task, forward_task, tasks_s
+from simulator.sweep import methods
 from tests.simulator.conditions import alike, paper
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
 from cleave_cli.main import app
-from simulator.catalogue import methods
-from simulator.sweep import Cell, cells, simulate
-from simulator.workers import Processes, RayCluster, Workers
+from simulator.sweep import Cell, Processes, RayCluster, Workers, cells, methods, simulate
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
-from cleave.workload.models.build import load_folder
+from cleave.workload.build import load_folder
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import small_model

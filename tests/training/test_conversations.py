@@ -40,9 +40,9 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.results.evaluation import perplexity
 from cleave.training.results.trained import TrainedModel
-from cleave.workload.models.build import load_folder
+from cleave.training.results.uses import perplexity
+from cleave.workload.build import load_folder
 from tests.training.runs import losses, losses_by_pytorch, nightly, save_model
 
 CHATML = (

@@ -21,7 +21,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.results.trained import open_trained
-from cleave.workload.models.build import resolve_model
+from cleave.workload.build import resolve_model
 from cleave_cli.main import app
 from tests.training.runs import save_model
 from tests.training.test_export import trained

@@ -24,7 +24,7 @@ from cleave.training.lora.adapters import add_adapters
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.export import export_run, find_checkpoint
 from cleave.training.results.trained import open_trained
-from cleave.workload.models.build import load_folder
+from cleave.workload.build import load_folder
 from cleave_cli.main import app
 from tests.graphs.models import ADAPTED, TOKENS, small_model
 from tests.training.runs import losses, losses_by_pytorch, nightly, save_model

@@ -18,7 +18,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import ComparedRun
 from cleave.training.loop.records import Record, to_dict
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.loop.run_job import JobRequest, JobRunner
+from cleave.training.loop.start import JobRequest, JobRunner
 from cleave.training.results.export import find_checkpoint
 from cleave_cli.main import app
 from emulator.virtual import emulated

@@ -15,7 +15,7 @@ from cleave.planner.stages.model import PsCompute
 from cleave.training.loop import ps_memory
 from cleave.training.loop.job import JobSpec, MemoryMode
 from cleave.training.loop.ps_memory import check_memory, memory_mode
-from cleave.training.loop.run_job import JobRunner
+from cleave.training.loop.start import JobRunner
 
 MODEL = nn.Linear(1000, 1000, bias=False)
 JOB = JobSpec("opt-nano")

@@ -30,9 +30,8 @@ from cleave.training.results.export import export_run, find_checkpoint
 from cleave.training.results.trained import open_trained
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
-from cleave.workload.models.build import load_folder
-from cleave.workload.quantization import BLOCK, Bits
-from cleave.workload.stages import Adapters, StageSizes
+from cleave.workload.build import load_folder
+from cleave.workload.stages import BLOCK, Adapters, Bits, StageSizes
 from tests.graphs.models import TOKENS, graphs_of, plain_gradients, small_model
 from tests.training.runs import losses, nightly, save_model
 from tests.training.test_lora import SMALL, logits, plain_losses, run_in

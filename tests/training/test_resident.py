@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cleave.arrays import DType
-from cleave.cluster.endpoint_runtime import EndpointRuntime
+from cleave.cluster.endpoints import EndpointRuntime
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.stages.resident import Protection, plan_resident

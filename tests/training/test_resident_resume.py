@@ -36,7 +36,7 @@ from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
 from cleave.training.stages.step_log import LogFolder
-from cleave.workload.models.build import load_folder
+from cleave.workload.build import load_folder
 from emulator.virtual import emulated
 from tests.training.runs import losses, nightly, save_model
 

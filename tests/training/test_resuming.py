@@ -19,8 +19,7 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.losses import losses_of
 from cleave.training.loop.records import EvalRecord, NoteRecord, Record
 from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
-from cleave.training.loop.run_job import JobRequest, JobRunner
-from cleave.training.loop.start import train
+from cleave.training.loop.start import JobRequest, JobRunner, train
 from cleave.training.loop.trainer import Trainer
 from cleave.training.results.export import export_run, find_checkpoint
 from tests.graphs.models import small_model

@@ -24,7 +24,7 @@ from cleave.training.loop.trainer import Trainer
 from cleave.training.servers.gradient_sums import GradientSums
 from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
-from cleave.workload.models.build import build_model, enable_checkpointing
+from cleave.workload.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
 from tests.training.runs import nightly, save_model
 from tests.training.several_servers import Servers, alone, losses_of

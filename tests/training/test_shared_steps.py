@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError
-from cleave.scheduler.traffic import TrafficKind
+from cleave.scheduler.counters import FleetCounters, TrafficKind
 from cleave.training.data.batches import Batch
 from cleave.training.servers.ranks import Alone, LostServerError
 from cleave.training.servers.shared_steps import GIVES_BACK_S, SharedSteps

@@ -26,7 +26,7 @@ from cleave.training.loop.records import DiskRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.loop.state_files import StateFiles, check_folder, is_mapped
-from cleave.workload.models.build import ModelSource, build_model, load_model
+from cleave.workload.build import ModelSource, build_model, load_model
 from cleave.workload.registry import find_model
 from tests.disks import small_disk
 from tests.training.test_optimizer import Small, backward

@@ -9,7 +9,7 @@ import pytest
 
 import cleave
 from cleave.protocol import messages
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.counters import Traffic
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import DoneRecord, Record, StepRecord, to_dict

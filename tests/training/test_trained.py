@@ -20,10 +20,9 @@ from cleave.errors import UsageError
 from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer
 from cleave.training.loop.records import Record, TextRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.results.evaluation import Question, answer, perplexity, read_questions
 from cleave.training.results.export import export_run
 from cleave.training.results.trained import TrainedModel, open_trained
-from cleave.training.results.uses import Generation
+from cleave.training.results.uses import Generation, Question, answer, perplexity, read_questions
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 from tests.training.test_export import trained

@@ -13,10 +13,10 @@ from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
-from cleave.scheduler.traffic import Traffic
+from cleave.scheduler.counters import Traffic
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
-from cleave.workload.models.build import build_model
+from cleave.workload.build import build_model
 from cleave.workload.registry import find_model
 from tests.graphs.models import trained
 from tests.training.test_staged import EvenStages, rows

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Error, Page
 
-from cleave.server.http import project
-from cleave.server.http.pages import Pages
+from cleave.server.http.pages import PROJECT_PATH, Pages
 from cleave.training.loop.job import JobSpec
 from cleave.transport.addresses import app_link
 from cleave.transport.http import HttpAnswer, HttpRequest
@@ -43,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("pages")
 
 def pages_of_program(request: HttpRequest) -> HttpAnswer | None:
     """Answer for a server in this process: it has the pages, and says nothing of its project."""
-    if request.path == project.PATH:
+    if request.path == PROJECT_PATH:
         return HttpAnswer(200, (("Content-Type", "application/json"),), b"{}")
     return Pages.of_package().answer(request)
 

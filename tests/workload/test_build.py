@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaForCausalLM, OPTForCausalLM
 
 from cleave.errors import UsageError
-from cleave.workload.models.build import (
+from cleave.workload.build import (
     build_model,
     enable_checkpointing,
     hf_config,

@@ -105,7 +105,7 @@ def test_wrong_config_names_the_field(change: dict[str, Any], message: str) -> N
 def test_numbers_need_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from cleave.workload.models.build import resolve_model\n"
+        "from cleave.workload.build import resolve_model\n"
         "from cleave.workload.step import step_flops\n"
         "print(step_flops(resolve_model('opt-13b').spec, 128, 1024))"
     )

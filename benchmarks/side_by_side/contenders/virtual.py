@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.side_by_side.contenders.served import coding, training
 from benchmarks.side_by_side.run import Run
-from cleave.device.host.policy import parse_memory
+from cleave.device.policy import parse_memory
 
 _SPEED: Final = """
 from cleave.machine.graph_choice import GraphChoice

@@ -30,7 +30,7 @@ from benchmarks.side_by_side.workers.parts import StageModule, in_line, in_v
 from benchmarks.side_by_side.workers.worker import read_options, tell, timed
 from cleave.training.loop.optimizer import Optimizer, update_rule
 from cleave.training.loop.trainer import Trainer
-from cleave.workload.models.build import resolve_model
+from cleave.workload.build import resolve_model
 from cleave.workload.registry import ModelSpec
 
 

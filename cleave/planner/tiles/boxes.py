@@ -21,9 +21,9 @@ from cleave.planner.plan import (
     PlannedTile,
     Residency,
     tile_download_bytes,
+    tile_s,
     tile_upload_bytes,
 )
-from cleave.planner.tiles import cost
 from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
 
 Ints = npt.NDArray[np.int64]
@@ -198,6 +198,6 @@ def resident_plan(
         up = tile_upload_bytes(cut.tile, gemm, element)
         if whole + up > rates[device].memory_bytes * USABLE_MEMORY:
             return None
-        time_s = cost.tile_s(rates[device], down, 2 * cut.tile.volume, up)
+        time_s = tile_s(rates[device], down, 2 * cut.tile.volume, up)
         tiles.append(PlannedTile(device, cut, down, up, time_s))
     return Plan(gemm, tuple(tiles), max(t.time_s for t in tiles))

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from cleave.errors import PlanError
 from cleave.gemm import Gemm, Span, Tile
 from cleave.planner.plan import (
+    PS_BLOCK_S,
+    PS_BYTE_S,
     DeviceRates,
     ElementBytes,
     Plan,
@@ -29,8 +31,7 @@ from cleave.planner.plan import (
     Region,
     Residency,
 )
-from cleave.planner.tiles.arrange import drafts
-from cleave.planner.tiles.balance import Balancer, Boxes, Fluid, Frame, box_times_s
+from cleave.planner.tiles.balance import Balancer, Boxes, Fluid, Frame, box_times_s, drafts
 from cleave.planner.tiles.bound import isolated_bound_s
 from cleave.planner.tiles.boxes import (
     USABLE_MEMORY,
@@ -40,7 +41,6 @@ from cleave.planner.tiles.boxes import (
     resident_plan,
     spans_s,
 )
-from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.tiles.replan import CachedPlan, PlanCache, updated
 from cleave.planner.tiles.shape import BestTile, Floats, RateArrays, best_tile, snapped
 

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cleave.gemm import Gemm
-from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.planner.tiles.cost import FILL_SHARE, MAX_STRIPS, PS_BLOCK_S
+from cleave.planner.plan import FILL_SHARE, MAX_STRIPS, PS_BLOCK_S, DeviceRates, ElementBytes
 
 Floats = npt.NDArray[np.float64]
 

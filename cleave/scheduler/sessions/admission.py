@@ -9,8 +9,7 @@ from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import ErrorCode, Hello
-from cleave.protocol.texts import clean
+from cleave.protocol.messages import ErrorCode, Hello, clean
 
 
 @dataclass(frozen=True, slots=True)

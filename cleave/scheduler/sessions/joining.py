@@ -26,9 +26,8 @@ from cleave.scheduler.sessions.admission import (
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.pace import Estimate, Pace
 from cleave.scheduler.sessions.probe import JOINING, STATED, THOROUGH, Probe
-from cleave.scheduler.sessions.reputation import Reputation
+from cleave.scheduler.sessions.reputation import Reputation, Setbacks
 from cleave.scheduler.sessions.session import DeviceState, Session
-from cleave.scheduler.sessions.setbacks import Setbacks
 from profiles.device_profile import DeviceKind
 
 _MOST_VERSIONS: Final = 8  # maximum number of protocol versions listed in one message

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from cleave.planner.plan import DeviceRates
-from cleave.planner.tiles.cost import tile_s
-from cleave.scheduler.sessions.setbacks import trial_in_s
+from cleave.planner.plan import DeviceRates, tile_s
+from cleave.scheduler.sessions.reputation import trial_in_s
 
 # A device is slow if it takes this many times its predicted time plus the fleet's median delay.
 SLOW: Final = 2.0

@@ -32,7 +32,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Measured, Message, Op
-from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
+from cleave.scheduler.sessions.reputation import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
 # First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still

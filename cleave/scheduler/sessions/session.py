@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
-from typing import Final
+from typing import Final, TypeAlias
 
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Computed, Feature, Message, Result, TaskError
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.sessions.admission import Behavior
 from cleave.scheduler.sessions.pace import Pace
 from cleave.scheduler.sessions.probe import FIRST_ID, Probe
-from cleave.scheduler.sessions.reputation import Reputation, Rounding, Suspects
-from cleave.scheduler.sessions.setbacks import Setbacks
+from cleave.scheduler.sessions.reputation import Reputation, Rounding, Setbacks, Suspects
 from cleave.scheduler.stages.work import StageOrder
 from cleave.scheduler.tiles.tasks import Task
-from cleave.scheduler.traffic import TrafficKind
 from profiles.device_profile import DeviceKind
 from profiles.library import believable_j
 
@@ -176,3 +175,24 @@ class Session:
         if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
             return None
         return said
+
+
+class EventKind(Enum):
+    """The kind of a fleet event. The user interface shows the enum values."""
+
+    JOIN = "join"
+    LEAVE = "leave"
+    # a device was disconnected or refused because it returned wrong results
+    QUARANTINE = "quarantine"
+    OVERDUE = "overdue"  # a device became overdue, or an overdue device answered
+    ASIDE = "aside"  # a device was set aside, or passed a trial and gets tasks again
+    REISSUE = "reissue"  # tasks were reassigned to other devices, or duplicated on other devices
+    WRONG = "wrong"
+    JOB = "job"
+    # training started to wait for devices, disk space or other servers, or training resumed
+    PAUSE = "pause"
+
+
+# Called on the event loop for each event. Arguments: kind of event, session (None if the event does
+# not concern a session), and description for users.
+EventListener: TypeAlias = Callable[[EventKind, Session | None, str], None]

@@ -22,6 +22,7 @@ from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op
 from cleave.scheduler import events
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.instructions import (
     Check,
     Close,
@@ -58,7 +59,6 @@ from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.scheduler.tiles.tasks import Task
-from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
 
 # the reason in the `bye` to a device that moves to another server of the same training job

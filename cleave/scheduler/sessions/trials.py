@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cleave.planner.tiles.cost import tile_s
+from cleave.planner.plan import tile_s
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import ErrorCode

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from cleave.protocol.codec import Buffer, Packable, payload_bytes
-from cleave.scheduler.traffic import TrafficKind
+from cleave.scheduler.counters import TrafficKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

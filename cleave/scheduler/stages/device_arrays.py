@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.instructions import SendStage
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import Lineage
@@ -30,7 +31,6 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.scheduler.tiles.device_memory import Names
 from cleave.scheduler.tiles.tasks import Task
-from cleave.scheduler.traffic import TrafficKind
 
 _PIECE_BYTES = 8 * 2**20  # maximum size of the rows of a sum in one message
 _AWAITED_BYTES = 16 * 2**20  # maximum size of sums in flight; a device stores them twice

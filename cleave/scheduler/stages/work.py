@@ -16,10 +16,10 @@ from typing import Any, Final, TypeAlias
 from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages.model import Keep, KeptBatches, PlannedStage
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.stages.arrays import StageArray, joined
 from cleave.scheduler.stages.resident import KeptState, ResidentParameter
 from cleave.scheduler.stages.usual_sizes import Place
-from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1  # the layer number that identifies the loss
 

@@ -7,8 +7,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from cleave.planner.plan import DeviceRates
-from cleave.planner.tiles.cost import tile_s
+from cleave.planner.plan import DeviceRates, tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 

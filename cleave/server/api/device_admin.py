@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from cleave.errors import CleaveError, UsageError, unknown
-from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.sessions.admission import clean_text
-from cleave.server.auth.access import CODE_LIFE_S, Access
+from cleave.server.access import CODE_LIFE_S, Access
 from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, StoredJob
 
 Answer = dict[str, Any]

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
+from cleave.scheduler.sessions.session import EventKind
 
 KEPT: Final = 2000  # number of latest events that the log keeps
 MAX_TEXT: Final = 200  # maximum length of an event's text, in characters

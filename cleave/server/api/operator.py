@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cleave.errors import CleaveError, ProtocolError, UsageError
-from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
+from cleave.scheduler.counters import StepProgress
 from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.api.device_admin import ACTIONS, DeviceAdmin, Sessions
 from cleave.server.api.overview import Overview, Question

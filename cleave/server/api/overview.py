@@ -14,18 +14,17 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.counters import FleetCounters, StepProgress
+from cleave.scheduler.sessions.session import DeviceState, EventKind, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
-from cleave.server.auth.access import Clocks
 from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
+from cleave.server.jobs.energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.server.store.store import StoredJob
 from profiles.device_profile import DeviceProfile

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from cleave.errors import CleaveError, UsageError, unknown
 from cleave.fleet.fleet import Fleet
-from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.sessions.session import EventKind
 from cleave.server.store.job_history import (
     LEFT_BY_SERVER,
     JobHistory,

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from cleave.errors import CleaveError
 from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
-from cleave.server.auth.access import CREDENTIAL_BYTES
+from cleave.server.access import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
 _URL: Final = "operator.url"

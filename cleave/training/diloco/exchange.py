@@ -32,10 +32,10 @@ from cleave.graphs.sparse_graphs import (
 )
 from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.planner.local_updates import ExchangeKind
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.rounds.work import ExchangeWork, Returned
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import StageGraph
-from cleave.scheduler.traffic import TrafficKind
 
 Found: TypeAlias = Mapping[str, Sequence[Any]]
 """The rows of each array that a device returned for a parameter, in order."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from cleave.arrays import Array, DType, unpack
 from cleave.errors import FleetError, UsageError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import LOOK_S, AbandonedError, FleetPresence
 from cleave.planner.local_updates import ExchangeKind, planned_steps
 from cleave.planner.plan import DeviceRates
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.rounds.shares import bounded_shares, outliers
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray

@@ -27,7 +27,7 @@ from cleave.training.loop.state_files import check_folder
 from cleave.training.loop.trackers import tracker_names
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.servers.ranks import Ranks
-from cleave.workload.models.build import ModelSource, resolve_model
+from cleave.workload.build import ModelSource, resolve_model
 
 _TOKENIZER_SIZE = 4096
 

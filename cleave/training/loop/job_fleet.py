@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from cleave.arrays import DType
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, Leaving
 from cleave.fleet.product import Multiplier
@@ -25,10 +24,11 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
-from cleave.machine.memory import return_free_memory
+from cleave.machine.sensors import return_free_memory
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method, StateMode
 from cleave.planner.stages.model import PsCompute
+from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.stages.outcomes import DeviceUse
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job import FallbackMode, JobSpec, OffloadMode, Precision
@@ -39,7 +39,7 @@ from cleave.training.stages.resident import ResidentState, StateStorage
 from cleave.training.stages.stage_setup import staged_model
 from cleave.training.stages.staged import NotByStages, Rows, StagedModel
 from cleave.training.tiles.offload import restore, send
-from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
+from cleave.workload.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _SLOW_DTYPE: Final = 1.5  # ratio of speeds above which a user is told to use fp32

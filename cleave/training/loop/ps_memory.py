@@ -11,10 +11,9 @@ from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.plan import Method, StateMode
 from cleave.training.loop.job import JobSpec, MemoryMode, OptimizerKind, Precision
 from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
-from cleave.workload.models.build import resolve_model
-from cleave.workload.quantization import Bits
+from cleave.workload.build import resolve_model
 from cleave.workload.registry import ModelSpec
-from cleave.workload.stages import Adapters, StageSizes, kept_elements, recomputed_elements
+from cleave.workload.stages import Adapters, Bits, StageSizes, kept_elements, recomputed_elements
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
+from cleave.scheduler.counters import Traffic
 from cleave.scheduler.stages.outcomes import DeviceUse
-from cleave.scheduler.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cleave.files import writable_folder, write_all
-from cleave.machine.memory import return_free_memory
+from cleave.machine.sensors import return_free_memory
 from cleave.scheduler.stages.arrays import packed
 from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write

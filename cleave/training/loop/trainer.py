@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError, FleetError, UsageError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.plan import Method, StateMode
+from cleave.scheduler.counters import FleetCounters
 from cleave.training.data.batches import (
     IGNORED,
     Batch,
@@ -99,7 +99,7 @@ from cleave.training.stages.staged import NotByStages
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.tiles.offload import hold_weights
 from cleave.training.tiles.offloaded_linear import auxiliary_weight
-from cleave.workload.models.build import enable_checkpointing
+from cleave.workload.build import enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

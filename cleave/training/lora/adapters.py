@@ -17,7 +17,7 @@ from cleave.training.lora.quantized import QuantizedLinear, quantize_frozen
 from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
 from cleave.training.stages.staged_module import passes_of
 from cleave.training.tiles.offloaded_linear import conv1d
-from cleave.workload.models.build import (
+from cleave.workload.build import (
     ModelSource,
     hub_folder,
     load_folder,
@@ -25,8 +25,8 @@ from cleave.workload.models.build import (
     quiet_transformers,
     resolve_model,
 )
-from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import BLOCK, Bits
 
 if TYPE_CHECKING:
     from peft import PeftModel

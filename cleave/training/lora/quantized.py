@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cleave.errors import UsageError
-from cleave.workload.quantization import BLOCK, Bits, can_quantize
+from cleave.workload.stages import BLOCK, Bits, can_quantize
 
 CODES: Final = "codes"
 SCALES: Final = "scales"

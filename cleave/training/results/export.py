@@ -45,7 +45,7 @@ from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, add_ada
 from cleave.training.lora.quantized import dequantize_all
 from cleave.training.lora.spec import LoraSpec
 from cleave.training.results.gguf_file import GGUF_FILE, check_gguf, write_gguf
-from cleave.workload.models.build import ModelSource, hub_folder, quiet_transformers, resolve_model
+from cleave.workload.build import ModelSource, hub_folder, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from cleave.training.results.export import (
     find_checkpoint,
     weights_of,
 )
-from cleave.workload.models.build import load_folder, quiet_transformers
+from cleave.workload.build import load_folder, quiet_transformers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from cleave.errors import CleaveError, FleetError
-from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError
-from cleave.scheduler.traffic import BytesByKind, Traffic
+from cleave.scheduler.counters import BytesByKind, FleetCounters, Traffic
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job_fleet import JobFleet
 from cleave.training.loop.optimizer import Optimizer

@@ -31,6 +31,7 @@ from cleave.planner.stages.model import (
     working_bytes,
 )
 from cleave.planner.stages.resident import kept_on_devices
+from cleave.scheduler.counters import TrafficKind
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
@@ -41,7 +42,6 @@ from cleave.scheduler.stages.work import (
     StageGraph,
     SumShape,
 )
-from cleave.scheduler.traffic import TrafficKind
 from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 

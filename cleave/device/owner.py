@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from cleave.device.host.policy import Condition, Observation, Policy
+from cleave.device.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
 from cleave.machine.sensors import Sensors, read_file, usable_cores
 

@@ -1,1 +1,0 @@
-"""The owner's policy for lending a machine: idle time, power supply, temperature, data cap."""

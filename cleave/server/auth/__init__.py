@@ -1,1 +1,0 @@
-"""Admit devices and operators by join codes, credentials and operator tokens."""

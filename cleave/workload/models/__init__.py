@@ -1,1 +1,0 @@
-"""Models as torch modules."""
