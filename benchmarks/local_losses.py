@@ -46,7 +46,7 @@ from cleave.arrays import Array, DType
 from cleave.files import save_figure
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_session import GraphSession
-from cleave.planner.local_updates import ExchangeKind
+from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.work import SumName
@@ -115,7 +115,7 @@ class Replicas:
 
     def _optimizer(self, number: int) -> torch.optim.AdamW:
         own = self._own[number].values()
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in own if p.ndim > 1]},
             {"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0},
         ]
@@ -196,6 +196,9 @@ class ReplicaFleet:
         self._errors: dict[tuple[int, SumName], Array] = {}
         graphs = {e.difference.model: e for e in whole.work.exchange.values()}
         self._graphs = {model: GraphSession(model) for model in graphs}
+
+    def now(self) -> float:
+        return 0.0
 
     def stage_devices(self) -> dict[int, DeviceRates]:
         rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
@@ -334,11 +337,11 @@ class Trial:
         `devices`: a fleet to use instead of replicas.
         """
         loader = self._restart(setting.devices)
-        whole = self._wholes.get(setting.exchange)
+        whole, rounds = self._wholes.get(setting.exchange), Rounds(setting.every, setting.exchange)
         if whole is None:
             whole = WholeModel(
                 self._model, batch=_BATCH, seq=_SEQ, dtype=DType.FP32, rule=_RULE, clip=1.0,
-                exchange=setting.exchange, progress=lambda what: None,
+                rounds=rounds, progress=lambda what: None,
             )  # fmt: skip
             self._wholes[setting.exchange] = whole
         fleet = ReplicaFleet(whole, Replicas(self._model, setting.devices))
@@ -348,7 +351,7 @@ class Trial:
             whole,
             devices or cast("Fleet", fleet),  # which has what `LocalUpdates` uses
             outer_optimizer(setting.exchange, setting.outer[0], setting.outer[1], trained),
-            setting.every,
+            rounds,
             stop=lambda: False,
             note=print,
             presence=lambda presence: None,

@@ -303,6 +303,16 @@ class JobSpec:
     every: int = _setting(
         EVERY, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
     )
+    fragments: int = _setting(
+        1,
+        "With diloco: parts of the model, of which a round exchanges one, every --every / "
+        "--fragments steps.",
+        least=1,
+        most=1000,
+    )
+    overlap: int = _setting(
+        0, "With diloco: local steps while weights travel, before devices merge them.", least=0
+    )
     exchange: str = _setting(
         "bf16",
         "With diloco: form of exchanged weights: fp32, bf16, int8 or sparse (a 64th of the values, "
@@ -408,6 +418,16 @@ class JobSpec:
         ):
             if unusable:
                 raise UsageError(f"{option} does not go with --method diloco; leave one out")
+        if self.every % self.fragments:
+            raise UsageError(
+                f"--every is {self.every} and --fragments is {self.fragments}; give a multiple of "
+                f"--fragments"
+            )
+        if self.overlap >= self.every // self.fragments:
+            raise UsageError(
+                f"--overlap is {self.overlap}, and an exchange follows every "
+                f"{self.every // self.fragments} steps; give less than that"
+            )
         # Only at the end of a round does the server have weights.
         for name in ("steps", "eval_every", "sample_every"):
             if getattr(self, name) % self.every:
