@@ -51,7 +51,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch, BatchLoader, validation_batches
-from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.local_updates import LocalUpdates, warm_up
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.context import TrainContext
@@ -107,6 +107,7 @@ class Replicas:
         }
         self._own = [self._parameters(number) for number in range(count)]
         self._optimizers = [self._optimizer(number) for number in range(count)]
+        self.updates = [0] * count
         self._gradients = vmap(grad_and_value(self._loss))
 
     def _parameters(self, number: int) -> dict[str, nn.Parameter]:
@@ -136,9 +137,13 @@ class Replicas:
     def forget(self, number: int) -> None:
         """Replace a replica by one with new moments."""
         self._optimizers[number] = self._optimizer(number)
+        self.updates[number] = 0
 
-    def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
-        """Do one local step on each replica. Return the losses before it."""
+    def step(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> Tensor:
+        """Do one local step on each replica. Return the losses before it.
+
+        `rate` returns the learning rate, given the number of updates in a replica's moments.
+        """
         losses: Tensor
         ids, labels = (torch.stack(part) for part in zip(*[b[:2] for b in batches], strict=True))
         gradients, losses = self._gradients(self.weights, ids, labels)
@@ -147,26 +152,28 @@ class Replicas:
                 parameter.grad = gradients[name][number].contiguous()  # as fused updates need
             nn.utils.clip_grad_norm_(own.values(), 1.0)
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate(self.updates[number])
+            self.updates[number] += 1
             optimizer.step()
             optimizer.zero_grad()
         return losses
 
     def state(self) -> ReplicaState:
         """Return a copy of all weights and moments."""
-        return copy.deepcopy((self.weights, [each.state_dict() for each in self._optimizers]))
+        held = self.weights, [each.state_dict() for each in self._optimizers], self.updates
+        return copy.deepcopy(held)
 
     def restore(self, state: ReplicaState) -> None:
         """Load a copy of all weights and moments."""
-        weights, optimizers = copy.deepcopy(state)
+        weights, optimizers, self.updates = copy.deepcopy(state)
         for name, weight in weights.items():
             self.weights[name].copy_(weight)
         for optimizer, held in zip(self._optimizers, optimizers, strict=True):
             optimizer.load_state_dict(held)
 
 
-ReplicaState: TypeAlias = tuple[dict[str, Tensor], list[dict[str, Any]]]
-"""Stacked weights, and the state of each replica's optimizer."""
+ReplicaState: TypeAlias = tuple[dict[str, Tensor], list[dict[str, Any]], list[int]]
+"""Stacked weights, and the state of each replica's optimizer with its number of updates."""
 
 Curve: TypeAlias = list[tuple[int, float]]
 """Held-out losses by step."""
@@ -217,9 +224,14 @@ class ReplicaFleet:
             losses = self.first[1]
         else:
             replicas.load({whole.names[key]: t for key, t in whole.tensors.items()})
-            steps = range(len(self.drawn) // count)
+            steps = len(self.drawn) // count
+            done = (work.number - 1) * steps
             losses = [
-                replicas.step(self.drawn[n * count : (n + 1) * count], self.rate(n)) for n in steps
+                replicas.step(
+                    self.drawn[n * count : (n + 1) * count],
+                    partial(_warmed_up, self.rate(n), done),
+                )
+                for n in range(steps)
             ]
             if work.number == 1:
                 self.first = replicas.state(), losses
@@ -235,6 +247,7 @@ class ReplicaFleet:
                 {key: self._difference(device, key) for key in whole.tensors},
                 0.0,
                 0,
+                replicas.updates[device],
             )
             for device in range(count)
             if device not in self.lost
@@ -290,7 +303,8 @@ class Trial:
         self._loader = BatchLoader(self._tokens, batch=_DEVICES * _BATCH, seq=_SEQ, seed=seed)
         replicas = Replicas(self._model, 1)
         for step in range(warm):
-            replicas.step([self._loader.next_batch()], _RATE * min(1.0, (step + 1) / _WARMUP))
+            rate = _RATE * min(1.0, (step + 1) / _WARMUP)
+            replicas.step([self._loader.next_batch()], partial(_warmed_up, rate, 0))
         self._save(replicas)
         self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
         self._warmed = replicas.state()
@@ -325,7 +339,7 @@ class Trial:
         replicas.restore(self._warmed)
         found = [(0, self.loss())]
         for step in range(steps):
-            replicas.step([loader.next_batch()], schedule.rate(step))
+            replicas.step([loader.next_batch()], partial(_warmed_up, schedule.rate(step), 0))
             if (step + 1) % (steps // 4) == 0:
                 self._save(replicas)
                 found.append((step + 1, self.loss()))
@@ -384,6 +398,11 @@ class Trial:
 def _rate(schedule: Schedule, done: int, number: int) -> float:
     """Return the learning rate of a local step of a round, after `done` steps."""
     return schedule.rate(done + number)
+
+
+def _warmed_up(rate: float, done: int, updates: int) -> float:
+    """Return the learning rate of a replica with `updates` updates, after `done` steps."""
+    return rate * warm_up(updates, done)
 
 
 def _schedule(steps: int) -> Schedule:

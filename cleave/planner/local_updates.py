@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from cleave.errors import DeviceMemoryError
+from cleave.errors import DeviceMemoryError, UsageError
 from cleave.planner.coding import coded_ratio
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.model import StageModel
@@ -75,12 +75,27 @@ class Rounds:
             Streaming DiLoCo (arXiv 2501.18512). Each round exchanges one part.
         overlap: local steps between taking a difference and merging the server's change, during
             which they travel.
+
+    Raises:
+        UsageError: if the numbers do not go together.
     """
 
     every: int = EVERY
     exchange: ExchangeKind = ExchangeKind.BF16
     fragments: int = 1
     overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every % self.fragments:
+            raise UsageError(
+                f"--every is {self.every} and --fragments is {self.fragments}; give a multiple of "
+                f"--fragments"
+            )
+        if self.overlap >= self.steps:
+            raise UsageError(
+                f"--overlap is {self.overlap}, and exchanges are {self.steps} steps apart; give "
+                f"less than that"
+            )
 
     @property
     def steps(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +22,17 @@ from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
 from cleave.training.diloco.exchange import returned
-from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.local_updates import LocalUpdates, warm_up
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
-from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
+from cleave.training.loop.run_folder import RunFolder
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS, VOCABULARY, small_model, with_lora
 from tests.graphs.test_sparse_graphs import published as sparse_loco
-from tests.training.runs import nightly
+from tests.training.runs import losses_of, nightly, rounds_job, trained
 
 EVERY, BATCH, RATE = 5, 2, 5e-3
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
@@ -278,6 +282,31 @@ def test_a_stopped_and_resumed_run_loses_as_the_published_algorithm_does(
     for number in range(4):
         wanted.append(published.round(drawn[number * 4 * EVERY : (number + 1) * 4 * EVERY]))
     assert found == pytest.approx(wanted, rel=tolerance)
+
+
+@pytest.mark.parametrize("exchange", ["fp32", nightly("int8")])
+def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
+    corpus_file: Path, tmp_path: Path, exchange: str
+) -> None:
+    """The second process is told to stop at once, so it begins no round."""
+    job = replace(rounds_job(corpus_file, exchange), checkpoint_every=2)
+
+    def losses(run: RunFolder, job: JobSpec, *, resume: bool = False) -> list[float]:
+        with emulated([fast_link("a"), fast_link("b")]) as fleet:
+            return losses_of(trained(job, run, fleet, resume=resume))
+
+    whole = losses(RunFolder.create(tmp_path), job)
+    run = RunFolder.create(tmp_path)
+    halves = losses(run, replace(job, steps=2)) + losses(run, job, resume=True)
+    assert halves == pytest.approx(whole, rel=1e-4)
+    meta = json.loads((run.path / "checkpoints" / "step-000002" / "meta.json").read_text())
+    assert [each["name"] for each in meta["meta"]["inner"]] == ["a", "b"]
+
+
+def test_a_late_device_warms_up_and_others_do_not() -> None:
+    assert warm_up(0, 0) == 1  # as published, at the beginning
+    assert [warm_up(updates, 100) for updates in (0, 19, 40, 99)] == [1 / 41, 20 / 41, 1, 1]
+    assert warm_up(2, 2) == 1  # has done all steps of a young run
 
 
 def test_moments_are_returned_only_if_that_takes_a_small_part_of_the_time() -> None:

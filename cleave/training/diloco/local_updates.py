@@ -43,12 +43,27 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
 
 INNER: Final = "inner"  # key of the devices with moments in a checkpoint's metadata
+_WARM_UP: Final = 40  # local steps until a device with new moments has the full learning rate
 _COLLECTING: Final = 0.1  # largest part of the time in which devices return moments
 _PATIENCE_S: Final = 10.0  # additional time that devices have for it
 # Prefixes of tensors in a checkpoint, and the names of a device's arrays.
 _UNSEEN: Final = "optimizer.unseen."
 _INNER: Final = "optimizer.inner."
 _INNER_NAMES: Final = (names.moment(0), names.moment(1), names.ERROR)
+
+
+def warm_up(updates: int, done: int) -> float:
+    """Return the factor of the learning rate for a device with newer moments than others.
+
+    Without it, the first steps with new moments are large, because AdamW divides a gradient by its
+    own size. The number of steps is for a second beta of 0.95, by the rule of arXiv 1910.04209.
+
+    Args:
+        updates: number of updates in the device's moments.
+        done: local steps of the run before the present round. The factor is 1 for a device that
+            has done all of them.
+    """
+    return min(1.0, (updates + 1) / (min(_WARM_UP, done) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +154,14 @@ class LocalUpdates:
             for device in drawn:
                 if number < steps[device]:
                     drawn[device].append(step())
-        model = self._model
+        model, done = self._model, (self._number - 1) * self.steps
         return RoundWork(
             model.work,
             self._number,
             {d: [model.micro_batches(list(one)) for one in given] for d, given in drawn.items()},
             {key: model.array_of(tensor, DType.FP32) for key, tensor in model.tensors.items()},
             self._updates,
-            lambda number, updates: model.scalars(rate(number), updates),
+            lambda number, updates: model.scalars(rate(number) * warm_up(updates, done), updates),
             self._fragment,
             self._rounds.overlapped(len(steps)),
             self._restored,
@@ -267,7 +282,8 @@ class LocalUpdates:
         for part in parts:
             if part.compute_s:
                 self._flops_per_s[part.device] = part.flops / part.compute_s
-        shares, unusual = bounded_shares(tokens, norms), outliers(tokens, norms)
+        rates = {part.device: self._rate(part) for part in parts}
+        shares, unusual = bounded_shares(tokens, norms, rates), outliers(tokens, norms, rates)
         used = sum(tokens[device] for device in shares)
         loss = sum(losses[d] * tokens[d] for d in shares) / used if used else math.nan
         check_loss(loss)
@@ -280,6 +296,11 @@ class LocalUpdates:
                 )
         self._updates = {key: self._change(key, parts, shares) for key in self._fragment}
         return Round(loss, used)
+
+    def _rate(self, part: RoundPart) -> float:
+        """Return the mean factor of a device's learning rate in the current round."""
+        done, first = (self._number - 1) * self.steps, part.updates - part.steps
+        return sum(warm_up(first + n, done) for n in range(part.steps)) / max(1, part.steps)
 
     def _norm(self, part: RoundPart) -> float:
         squares = 0.0

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
-from cleave.planner.local_updates import EVERY, ExchangeKind
+from cleave.planner.local_updates import EVERY, ExchangeKind, Rounds
 from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
@@ -305,13 +305,12 @@ class JobSpec:
     )
     fragments: int = _setting(
         1,
-        "With diloco: parts of the model, of which a round exchanges one, every --every / "
-        "--fragments steps.",
+        "With diloco: parts of the model, which are exchanged one after the other.",
         least=1,
         most=1000,
     )
     overlap: int = _setting(
-        0, "With diloco: local steps while weights travel, before devices merge them.", least=0
+        0, "With diloco: local steps while weights travel.", least=0, most=10_000
     )
     exchange: str = _setting(
         "bf16",
@@ -418,16 +417,7 @@ class JobSpec:
         ):
             if unusable:
                 raise UsageError(f"{option} does not go with --method diloco; leave one out")
-        if self.every % self.fragments:
-            raise UsageError(
-                f"--every is {self.every} and --fragments is {self.fragments}; give a multiple of "
-                f"--fragments"
-            )
-        if self.overlap >= self.every // self.fragments:
-            raise UsageError(
-                f"--overlap is {self.overlap}, and an exchange follows every "
-                f"{self.every // self.fragments} steps; give less than that"
-            )
+        Rounds(self.every, ExchangeKind(self.exchange), self.fragments, self.overlap)
         # Only at the end of a round does the server have weights.
         for name in ("steps", "eval_every", "sample_every"):
             if getattr(self, name) % self.every:
