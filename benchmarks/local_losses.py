@@ -1,6 +1,6 @@
 """Measure what local updates (`--method diloco`) cost in loss.
 
-    python -m benchmarks.local_losses [--models opt-nano,llama-nano] [--seeds 3] [--warm 100]
+    python -m benchmarks.local_losses [--models opt-nano,llama-nano] [--seeds 0,1,2] [--warm 100]
                                       [--steps 400] [--every 10,50,200]
                                       [--exchanges fp32,bf16,int8,sparse] [--plots FOLDER]
                                       [--results FILE] [--quick]
@@ -22,11 +22,12 @@ moments, and what they had not returned is lost.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
@@ -45,12 +46,12 @@ from cleave.arrays import Array, DType
 from cleave.files import save_figure
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_session import GraphSession
-from cleave.planner.local_updates import ExchangeKind
+from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch, BatchLoader, validation_batches
-from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.local_updates import LocalUpdates, warm_up
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.context import TrainContext
@@ -91,7 +92,10 @@ class Setting:
 
 
 class Replicas:
-    """Copies of a model that train alone with AdamW, in plain PyTorch. They are stacked."""
+    """Copies of a model that train alone with AdamW, in plain PyTorch. Their weights are stacked.
+
+    The gradients of all copies are computed at once.
+    """
 
     def __init__(self, model: nn.Module, count: int) -> None:
         self._model = model
@@ -101,10 +105,24 @@ class Replicas:
             for name, p in model.named_parameters()
             if p.requires_grad
         }
-        self._first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self._second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self._updates = torch.zeros(count)
+        self._own = [self._parameters(number) for number in range(count)]
+        self._optimizers = [self._optimizer(number) for number in range(count)]
+        self.updates = [0] * count
         self._gradients = vmap(grad_and_value(self._loss))
+
+    def _parameters(self, number: int) -> dict[str, nn.Parameter]:
+        """Return the weights of one copy, which share the memory of `weights`."""
+        return {name: nn.Parameter(weight[number]) for name, weight in self.weights.items()}
+
+    def _optimizer(self, number: int) -> torch.optim.AdamW:
+        own = self._own[number].values()
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in own if p.ndim > 1]},
+            {"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            groups, betas=_RULE.betas, eps=_RULE.eps, weight_decay=_RULE.weight_decay, fused=True
+        )
 
     def _loss(self, weights: Mapping[str, Tensor], ids: Tensor, labels: Tensor) -> Tensor:
         given = {"input_ids": ids, "use_cache": False}
@@ -118,49 +136,49 @@ class Replicas:
 
     def forget(self, number: int) -> None:
         """Replace a replica by one with new moments."""
-        for moments in (self._first, self._second):
-            for moment in moments.values():
-                moment[number] = 0
-        self._updates[number] = 0
+        self._optimizers[number] = self._optimizer(number)
+        self.updates[number] = 0
 
-    def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
-        """Do one local step on each replica. Return the losses before it."""
+    def step(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> Tensor:
+        """Do one local step on each replica. Return the losses before it.
+
+        `rate` returns the learning rate, given the number of updates in a replica's moments.
+        """
         losses: Tensor
         ids, labels = (torch.stack(part) for part in zip(*[b[:2] for b in batches], strict=True))
         gradients, losses = self._gradients(self.weights, ids, labels)
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
-        clip = (1.0 / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        self._updates += 1
-        beta1, beta2 = _RULE.betas
-        one, two = 1 - beta1**self._updates, 1 - beta2**self._updates
-        for name, weight in self.weights.items():
-            shape = [-1, *[1] * (weight.ndim - 1)]
-            gradient = gradients[name] * clip.reshape(shape)
-            first = self._first[name].lerp_(gradient, 1 - beta1)
-            second = self._second[name].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            deviation = (second / two.reshape(shape)).sqrt_().add_(_RULE.eps)
-            if weight.ndim > 2:  # a matrix of each replica
-                weight.mul_(1 - rate * _RULE.weight_decay)
-            weight.sub_(rate * (first / one.reshape(shape)) / deviation)
+        for number, (own, optimizer) in enumerate(zip(self._own, self._optimizers, strict=True)):
+            for name, parameter in own.items():
+                parameter.grad = gradients[name][number].contiguous()  # as fused updates need
+            nn.utils.clip_grad_norm_(own.values(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = rate(self.updates[number])
+            self.updates[number] += 1
+            optimizer.step()
+            optimizer.zero_grad()
         return losses
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> ReplicaState:
         """Return a copy of all weights and moments."""
-        held = (self.weights, self._first, self._second)
-        return [t.clone() for part in held for t in part.values()] + [self._updates.clone()]
+        held = self.weights, [each.state_dict() for each in self._optimizers], self.updates
+        return copy.deepcopy(held)
 
-    def restore(self, state: Sequence[Tensor]) -> None:
+    def restore(self, state: ReplicaState) -> None:
         """Load a copy of all weights and moments."""
-        held = (self.weights, self._first, self._second)
-        for mine, theirs in zip([t for p in held for t in p.values()], state[:-1], strict=True):
-            mine.copy_(theirs)
-        self._updates.copy_(state[-1])
+        weights, optimizers, self.updates = copy.deepcopy(state)
+        for name, weight in weights.items():
+            self.weights[name].copy_(weight)
+        for optimizer, held in zip(self._optimizers, optimizers, strict=True):
+            optimizer.load_state_dict(held)
 
+
+ReplicaState: TypeAlias = tuple[dict[str, Tensor], list[dict[str, Any]], list[int]]
+"""Stacked weights, and the state of each replica's optimizer with its number of updates."""
 
 Curve: TypeAlias = list[tuple[int, float]]
 """Held-out losses by step."""
 
-FirstRound: TypeAlias = tuple[list[Tensor], list[Tensor]]
+FirstRound: TypeAlias = tuple[ReplicaState, list[Tensor]]
 """The state of replicas after the first round, and the losses of its steps."""
 
 
@@ -186,6 +204,9 @@ class ReplicaFleet:
         graphs = {e.difference.model: e for e in whole.work.exchange.values()}
         self._graphs = {model: GraphSession(model) for model in graphs}
 
+    def now(self) -> float:
+        return 0.0
+
     def stage_devices(self) -> dict[int, DeviceRates]:
         rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
         return dict.fromkeys(range(self._replicas.count), rates)
@@ -203,9 +224,14 @@ class ReplicaFleet:
             losses = self.first[1]
         else:
             replicas.load({whole.names[key]: t for key, t in whole.tensors.items()})
-            steps = range(len(self.drawn) // count)
+            steps = len(self.drawn) // count
+            done = (work.number - 1) * steps
             losses = [
-                replicas.step(self.drawn[n * count : (n + 1) * count], self.rate(n)) for n in steps
+                replicas.step(
+                    self.drawn[n * count : (n + 1) * count],
+                    partial(_warmed_up, self.rate(n), done),
+                )
+                for n in range(steps)
             ]
             if work.number == 1:
                 self.first = replicas.state(), losses
@@ -221,6 +247,7 @@ class ReplicaFleet:
                 {key: self._difference(device, key) for key in whole.tensors},
                 0.0,
                 0,
+                replicas.updates[device],
             )
             for device in range(count)
             if device not in self.lost
@@ -276,7 +303,8 @@ class Trial:
         self._loader = BatchLoader(self._tokens, batch=_DEVICES * _BATCH, seq=_SEQ, seed=seed)
         replicas = Replicas(self._model, 1)
         for step in range(warm):
-            replicas.step([self._loader.next_batch()], _RATE * min(1.0, (step + 1) / _WARMUP))
+            rate = _RATE * min(1.0, (step + 1) / _WARMUP)
+            replicas.step([self._loader.next_batch()], partial(_warmed_up, rate, 0))
         self._save(replicas)
         self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
         self._warmed = replicas.state()
@@ -311,7 +339,7 @@ class Trial:
         replicas.restore(self._warmed)
         found = [(0, self.loss())]
         for step in range(steps):
-            replicas.step([loader.next_batch()], schedule.rate(step))
+            replicas.step([loader.next_batch()], partial(_warmed_up, schedule.rate(step), 0))
             if (step + 1) % (steps // 4) == 0:
                 self._save(replicas)
                 found.append((step + 1, self.loss()))
@@ -323,11 +351,11 @@ class Trial:
         `devices`: a fleet to use instead of replicas.
         """
         loader = self._restart(setting.devices)
-        whole = self._wholes.get(setting.exchange)
+        whole, rounds = self._wholes.get(setting.exchange), Rounds(setting.every, setting.exchange)
         if whole is None:
             whole = WholeModel(
                 self._model, batch=_BATCH, seq=_SEQ, dtype=DType.FP32, rule=_RULE, clip=1.0,
-                exchange=setting.exchange, progress=lambda what: None,
+                rounds=rounds, progress=lambda what: None,
             )  # fmt: skip
             self._wholes[setting.exchange] = whole
         fleet = ReplicaFleet(whole, Replicas(self._model, setting.devices))
@@ -337,7 +365,7 @@ class Trial:
             whole,
             devices or cast("Fleet", fleet),  # which has what `LocalUpdates` uses
             outer_optimizer(setting.exchange, setting.outer[0], setting.outer[1], trained),
-            setting.every,
+            rounds,
             stop=lambda: False,
             note=print,
             presence=lambda presence: None,
@@ -372,6 +400,11 @@ def _rate(schedule: Schedule, done: int, number: int) -> float:
     return schedule.rate(done + number)
 
 
+def _warmed_up(rate: float, done: int, updates: int) -> float:
+    """Return the learning rate of a replica with `updates` updates, after `done` steps."""
+    return rate * warm_up(updates, done)
+
+
 def _schedule(steps: int) -> Schedule:
     return Schedule(_RATE, _WARMUP, steps)
 
@@ -397,28 +430,41 @@ def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
 
 
 class Results:
-    """The curves of all seeds, by model and run. A file keeps them, so that no run is repeated."""
+    """The curves of runs, by model, run and seed. A file keeps them, so that no run is repeated.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._found: dict[tuple[str, str], list[Curve]] = {}
+    Args:
+        path: the file; None to keep nothing. Several processes may append to it.
+        seeds: the seeds of every run.
+        warm: steps of plain PyTorch before runs begin.
+    """
+
+    def __init__(self, path: Path | None, seeds: Sequence[int], warm: int) -> None:
+        self._path, self._seeds, self._warm = path, seeds, warm
+        self._found: dict[tuple[str, str, int], Curve] = {}
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
         for line in lines:
-            model, name, runs = json.loads(line)
-            self._found[model, name] = [[(step, loss) for step, loss in run] for run in runs]
+            model, name, seed, run = json.loads(line)
+            self._found[model, name, seed] = [(step, loss) for step, loss in run]
 
-    def of(self, model: str, name: str, make: Callable[[], list[Curve]]) -> list[Curve]:
-        """Return the curves of a run. Do the run if its curves are not known."""
-        if (model, name) not in self._found:
-            self._found[model, name] = runs = make()
-            if self._path is not None:
-                with self._path.open("a") as file:
-                    file.write(json.dumps([model, name, runs]) + "\n")
-        return self._found[model, name]
+    def complete(self, model: str, runs: Mapping[str, Setting]) -> None:
+        """Do those runs of a model whose curves are not known, one seed after the other."""
+        for seed in self._seeds:
+            missing = {n: s for n, s in runs.items() if (model, n, seed) not in self._found}
+            trial = Trial(model, seed, self._warm) if missing else None
+            for name, setting in missing.items():
+                assert trial is not None
+                run = trial.locally(setting) if setting.every else trial.exact(setting.steps)
+                self._found[model, name, seed] = run
+                if self._path is not None:
+                    with self._path.open("a") as file:
+                        file.write(json.dumps([model, name, seed, run]) + "\n")
+
+    def of(self, model: str, name: str) -> list[Curve]:
+        """Return the curves of a run for all seeds."""
+        return [self._found[model, name, seed] for seed in self._seeds]
 
 
 def losses(
-    trials: Callable[[str], Sequence[Trial]],
     models: Sequence[str],
     results: Results,
     steps: int,
@@ -429,9 +475,14 @@ def losses(
 ) -> None:
     """Print and draw held-out losses of exact training and of local updates."""
     for model in models:
+        runs = {"exact": Setting(steps)} | {
+            f"every {every}, {kind.value}": Setting(steps, every, kind, outer=outer)
+            for every, kind in product(everies, kinds)
+        }
+        results.complete(model, runs)
         print(f"\n{model}, {_DEVICES} devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
         print(f"{'':<34}{'loss':>8}  {'range':<16}{'exact':>8}")
-        exact = results.of(model, "exact", partial(all_of, trials, model, Setting(steps)))
+        exact = results.of(model, "exact")
         show("before", [run[:1] for run in exact])
         show("exact", exact)
         figure = Figure(figsize=(3.2 * len(everies), 3.4), layout="constrained")
@@ -439,27 +490,15 @@ def losses(
         for every, panel in zip(everies, panels, strict=True):
             draw(panel, "exact", exact)
             for kind in kinds:
-                setting, name = (
-                    Setting(steps, every, kind, outer=outer),
-                    f"every {every}, {kind.value}",
-                )
-                runs = results.of(model, name, partial(all_of, trials, model, setting))
-                show(name, runs, exact)
-                draw(panel, kind.value, runs)
+                name = f"every {every}, {kind.value}"
+                show(name, results.of(model, name), exact)
+                draw(panel, kind.value, results.of(model, name))
             panel.set(title=f"every {every} steps", xlabel="steps of each device")
         panels[0].set(ylabel=f"held-out loss of {model}")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
         if plots is not None:
             save_figure(figure, plots / f"local-updates-{model.partition('-')[0]}.svg", 150)
-
-
-def all_of(trials: Callable[[str], Sequence[Trial]], model: str, setting: Setting) -> list[Curve]:
-    """Return the curves of all seeds, of exact training if the setting has no exchange."""
-    seeds = trials(model)
-    if not setting.every:
-        return [trial.exact(setting.steps) for trial in seeds]
-    return [trial.locally(setting) for trial in seeds]
 
 
 def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
@@ -473,7 +512,6 @@ def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
 
 
 def disturbed(
-    trials: Callable[[str], Sequence[Trial]],
     models: Sequence[str],
     results: Results,
     steps: int,
@@ -482,19 +520,23 @@ def disturbed(
 ) -> None:
     """Print held-out losses if devices are lost, and if the server is killed."""
     for model in models:
+        runs: dict[str, Setting] = {}
+        for every, kind in product(everies, kinds):
+            calm, name = Setting(steps, every, kind, devices=10), f"every {every}, {kind.value}"
+            runs |= {
+                f"{name}, 10 devices": calm,
+                f"{name}, one lost a round": replace(calm, lost=1),
+                f"{name}, server killed": replace(calm, killed=True),
+            }
+        results.complete(model, runs)
         print(f"\n{model}, 10 devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
         print(f"{'':<34}{'loss':>8}  {'range':<16}{'more':>8}")
-        for every, kind in product(everies, kinds):
-            calm, runs = Setting(steps, every, kind, devices=10), list[Curve]()
-            for what, setting in (
-                ("10 devices", calm),
-                ("one lost a round", replace(calm, lost=1)),
-                ("server killed", replace(calm, killed=True)),
-            ):
-                name = f"every {every}, {kind.value}, {what}"
-                found = results.of(model, name, partial(all_of, trials, model, setting))
-                show(name, found, runs)
-                runs = runs or found
+        before: list[Curve] = []
+        for name, setting in runs.items():
+            found = results.of(model, name)
+            disturbs = setting.lost or setting.killed
+            show(name, found, before if disturbs else ())
+            before = before if disturbs else found
 
 
 def main() -> None:
@@ -502,7 +544,7 @@ def main() -> None:
     parser.add_argument("--models", default="opt-nano,llama-nano")
     parser.add_argument("--warm", type=int, default=100)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=parsed_numbers, default=[0, 1, 2])
     parser.add_argument("--every", type=parsed_numbers, default=[10, 50, 200])
     parser.add_argument("--exchanges", type=parsed_kinds, default=list(ExchangeKind))
     parser.add_argument("--outer-lr", type=float, default=0.0)
@@ -516,15 +558,9 @@ def main() -> None:
     print(machine(), flush=True)
     models, seeds = options.models.split(","), options.seeds
     if options.quick:
-        models, seeds = models[:1], 1
-
-    @cache
-    def trials(model: str) -> list[Trial]:
-        return [Trial(model, seed, options.warm) for seed in range(seeds)]
-
-    common = (
-        trials, models, Results(options.results), options.steps, options.every, options.exchanges
-    )  # fmt: skip
+        models, seeds = models[:1], seeds[:1]
+    results = Results(options.results, seeds, options.warm)
+    common = models, results, options.steps, options.every, options.exchanges
     if options.disturbed:
         disturbed(*common)
     else:

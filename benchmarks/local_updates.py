@@ -1,7 +1,9 @@
 """Measure the throughput and traffic of local updates (`--method diloco`) in virtual time.
 
     python -m benchmarks.local_updates [--model opt-125m] [--every 50,200]
-                                       [--exchanges bf16,int8,sparse]
+                                       [--exchanges bf16,int8,sparse] [--streaming 1:0,4:10]
+
+`--streaming` has the numbers of fragments and of overlapping steps, as in Streaming DiLoCo.
 
 Does rounds with eight laptops behind 20/5 Mbit/s, and results of which only the sizes are computed.
 Compares tokens per second with the planner's predictions for the server alone and for exact stages,
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 from typing import Final
 
 import torch
@@ -55,13 +58,13 @@ class SizedUpdates(LocalUpdates):
     def _apply(self, parts: Sequence[RoundPart]) -> Round:
         model, kept = self._model, len(parts) / 64
         self._updates = {
-            key: model.exchange.update((torch.rand(tensor.shape) < kept).float())[1]
-            for key, tensor in model.tensors.items()
+            key: model.exchange.update((torch.rand(model.tensors[key].shape) < kept).float())[1]
+            for key in self._fragment
         }
         return Round(0.0, sum(part.tokens for part in parts))
 
 
-def throughput(model_name: str, everies: Sequence[int], kinds: Sequence[ExchangeKind]) -> None:
+def throughput(model_name: str, settings: Sequence[Rounds]) -> None:
     """Print tokens per second, and bytes per device and hour, in virtual time and as predicted."""
     profile = of_profile(load_profile("macbook-air-m1"), "fp32")
     home = {"downlink_bytes_per_s": 20 * _MBIT, "uplink_bytes_per_s": 5 * _MBIT, "latency_s": 0.01}
@@ -89,41 +92,49 @@ def throughput(model_name: str, everies: Sequence[int], kinds: Sequence[Exchange
     model, _ = load_model(resolve_model(model_name), seed=0)
     ids = torch.zeros(1, _TOKENS, dtype=torch.long)
     batch = Batch(ids, ids)
-    for every in everies:
-        for kind in kinds:
-            with emulated(devices, compute=False, coding="off") as fleet:
-                updates = SizedUpdates(
-                    whole(model, kind),
-                    fleet,
-                    outer_optimizer(kind, 0.0, 0.9, {}),
-                    every,
-                    stop=lambda: False,
-                    note=print,
-                    presence=lambda presence: None,
-                )
-                for _ in range(2):  # the first sends all weights
-                    began_s, before = fleet.runtime.now(), fleet.counters().traffic
-                    done = updates.round(lambda step: 1e-3, lambda: [batch] * (_ROWS // _DEVICES))
-                    took_s, after = fleet.runtime.now() - began_s, fleet.counters().traffic
-            per_s, hourly = done.tokens / took_s, 3600 / took_s / 1e9
-            up = (after.up.total - before.up.total) / _DEVICES * hourly
-            down = (after.down.total - before.down.total) / _DEVICES * hourly
-            elements, rounds = sizes.trained_parameters, Rounds(every, kind)
-            predicted = tokens / forecaster.by_local_updates(rates, elements, rounds).step_s
-            name = f"diloco, every {every}, {kind.value}"
-            print(
-                f"{name:<34}{per_s:>10,.0f}{predicted:>11,.0f}{per_s / best:>20.1f}"
-                f"{up:>16.3f}{kind.up_bytes * elements * hourly:>9.3f}"
-                f"{down:>8.3f}{kind.down_bytes(_DEVICES) * elements * hourly:>9.3f}",
-                flush=True,
+    for rounds in settings:
+        kind, cycles = rounds.exchange, rounds.fragments
+        with emulated(devices, compute=False, coding="off") as fleet:
+            updates = SizedUpdates(
+                whole(model, rounds),
+                fleet,
+                outer_optimizer(kind, 0.0, 0.9, {}),
+                rounds,
+                stop=lambda: False,
+                note=print,
+                presence=lambda presence: None,
             )
 
+            def run(updates: SizedUpdates = updates) -> int:
+                return updates.round(
+                    lambda step: 1e-3, lambda: [batch] * (_ROWS // _DEVICES)
+                ).tokens
 
-def whole(model: torch.nn.Module, kind: ExchangeKind) -> WholeModel:
+            run()  # sends all weights
+            began_s, before = fleet.runtime.now(), fleet.counters().traffic
+            done = sum(run() for _ in range(cycles))
+            took_s, after = fleet.runtime.now() - began_s, fleet.counters().traffic
+        per_s, hourly = done / took_s, 3600 / took_s / 1e9
+        up = (after.up.total - before.up.total) / _DEVICES * hourly
+        down = (after.down.total - before.down.total) / _DEVICES * hourly
+        elements = sizes.trained_parameters
+        predicted = tokens / forecaster.by_local_updates(rates, elements, rounds).step_s
+        name = f"diloco, every {rounds.every}, {kind.value}"
+        if rounds.overlap or cycles > 1:
+            name += f", {cycles}:{rounds.overlap}"
+        print(
+            f"{name:<34}{per_s:>10,.0f}{predicted:>11,.0f}{per_s / best:>20.1f}"
+            f"{up:>16.3f}{kind.up_bytes * elements * hourly:>9.3f}"
+            f"{down:>8.3f}{kind.down_bytes(_DEVICES) * elements * hourly:>9.3f}",
+            flush=True,
+        )
+
+
+def whole(model: torch.nn.Module, rounds: Rounds) -> WholeModel:
     """Return a model in the form in which devices train it, one sequence per micro-batch."""
     return WholeModel(
         model, batch=1, seq=_TOKENS, dtype=DType.FP32, rule=UpdateRule(weight_decay=0.1), clip=1.0,
-        exchange=kind, progress=lambda what: None,
+        rounds=rounds, progress=lambda what: None,
     )  # fmt: skip
 
 
@@ -137,14 +148,26 @@ def parsed_kinds(text: str) -> list[ExchangeKind]:
     return [ExchangeKind(part) for part in text.split(",")]
 
 
+def parsed_streaming(text: str) -> list[tuple[int, int]]:
+    """Parse numbers of fragments and of overlapping steps."""
+    return [(int(f), int(s)) for f, _, s in (part.partition(":") for part in text.split(","))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="opt-125m")
     parser.add_argument("--every", type=parsed_numbers, default=[50, 200])
     parser.add_argument("--exchanges", type=parsed_kinds, default=list(ExchangeKind)[1:])
+    parser.add_argument("--streaming", type=parsed_streaming, default=[(1, 0)])
     options = parser.parse_args()
     print(machine())
-    throughput(options.model, options.every, options.exchanges)
+    settings = [
+        Rounds(every, kind, fragments, overlap)
+        for every, kind, (fragments, overlap) in product(
+            options.every, options.exchanges, options.streaming
+        )
+    ]
+    throughput(options.model, settings)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,21 @@ def added_graph() -> bytes:
     return _of_two("Add", names.START, names.GRADIENT, names.updated(names.WEIGHT))
 
 
+def mixed_graph(part: float) -> bytes:
+    """Return a graph from `START` and `WEIGHT` to `updated(WEIGHT)`, their weighted average.
+
+    `part`: weight of `WEIGHT`. Streaming DiLoCo (arXiv 2501.18512) calls it alpha.
+    """
+    out = names.updated(names.WEIGHT)
+    nodes = [
+        Node("Sub", [names.WEIGHT, names.START], ["difference"]),
+        Node("Mul", ["difference", "part"], ["kept"]),
+        Node("Add", [names.START, "kept"], [out]),
+    ]
+    inputs = dict.fromkeys((names.START, names.WEIGHT), _VECTOR)
+    return written(nodes, inputs, {out: _VECTOR}, {"part": np.array([part], np.float32)})
+
+
 def _of_two(op: str, one: str, other: str, out: str) -> bytes:
     """Return a graph with a single operator on two vectors."""
     node = Node(op, [one, other], [out])

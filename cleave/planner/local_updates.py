@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from cleave.errors import DeviceMemoryError
+from cleave.errors import DeviceMemoryError, UsageError
 from cleave.planner.coding import coded_ratio
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.model import StageModel
@@ -16,10 +16,11 @@ from cleave.planner.stages.model import StageModel
 EVERY: Final = 50  # local steps of the fastest device in a round, unless the user says otherwise
 _RETURNED: Final = 1 / 64  # part of the elements that a device returns if the exchange is sparse
 _CHUNK: Final = 4096  # elements with one scale (down) or two scales (up), if the exchange is sparse
-_GRADIENT_BYTES: Final = 4
+_FP32: Final = 4
 # For each element that an update of AdamW changes: its gradient, its new weight and moments, and
 # the working memory of the graph.
 _UPDATE_BYTES: Final = 30
+_ASYMMETRY: Final = 4  # usual ratio of downlink and uplink rates, if an exchange overlaps steps
 _LOGIT_BYTES: Final = 12  # logits, their softmax and their gradient
 
 
@@ -66,10 +67,50 @@ class ExchangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How often and in which form rounds of local updates exchange weights."""
+    """How often and in which form rounds of local updates exchange weights.
+
+    Attributes:
+        every: local steps of the fastest device between two exchanges of the same parameter.
+        fragments: number of parts of the model, which are exchanged one after the other, as in
+            Streaming DiLoCo (arXiv 2501.18512). Each round exchanges one part.
+        overlap: local steps between taking a difference and merging the server's change, during
+            which they travel.
+
+    Raises:
+        UsageError: if the numbers do not go together.
+    """
 
     every: int = EVERY
     exchange: ExchangeKind = ExchangeKind.BF16
+    fragments: int = 1
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every % self.fragments:
+            raise UsageError(
+                f"--every is {self.every} and --fragments is {self.fragments}; give a multiple of "
+                f"--fragments"
+            )
+        if self.overlap >= self.steps:
+            raise UsageError(
+                f"--overlap is {self.overlap}, and exchanges are {self.steps} steps apart; give "
+                f"less than that"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Return the local steps of the fastest device between two exchanges."""
+        return self.every // self.fragments
+
+    def overlapped(self, devices: int) -> tuple[int, int]:
+        """Return the local steps during a download, and those during an upload.
+
+        They add up to `overlap`. Each has a share by the bytes in its direction and the usual rates
+        of home links. The shares matter for the time of a round only, not for its result.
+        """
+        up_s, down_s = _ASYMMETRY * self.exchange.up_bytes, self.exchange.down_bytes(devices)
+        during_upload = round(self.overlap * up_s / (up_s + down_s))
+        return self.overlap - during_upload, during_upload
 
 
 def planned_steps(steps_per_s: Mapping[int, float], every: int) -> dict[int, int]:
@@ -95,7 +136,8 @@ class LocalPlan:
     Attributes:
         steps: local steps of each device, by device ID.
         round_s: time of a round in seconds.
-        exchange_s: part of `round_s` in which weights travel, of the device that takes longest.
+        exchange_s: part of `round_s` in which weights travel and no step runs, of the device that
+            takes longest.
         tokens: tokens that all devices train on in a round.
         downlink_bytes, uplink_bytes: traffic of all devices in a round.
         device_bytes: memory that a device needs.
@@ -125,8 +167,8 @@ class LocalPlan:
         share = self.exchange_s / self.round_s
         return (
             f"not exact, other losses: {self.tokens_per_s:,.0f} tokens/s; devices exchange weights "
-            f"in {self.rounds.exchange.value} every {self.rounds.every} steps, {share:.0%} of the "
-            f"time"
+            f"in {self.rounds.exchange.value} every {self.rounds.every} steps, and wait for them "
+            f"{share:.0%} of the time"
         )
 
 
@@ -156,9 +198,11 @@ def plan_round(
     logits = _LOGIT_BYTES * model.most_slices
     inputs = 4 * model.width * len(model.layers)
     largest = min(elements, model.most_slices * model.width)  # elements of the embedding
-    passes = _GRADIENT_BYTES * elements + tokens * (logits + inputs)
+    passes: float = _FP32 * elements + tokens * (logits + inputs)
     needed_bytes = rounds.exchange.held_bytes * elements + frozen
-    needed_bytes += max(passes, _UPDATE_BYTES * largest)
+    if rounds.overlap:  # a difference and what travels of it, while steps run
+        passes += (_FP32 + rounds.exchange.up_bytes) * elements / rounds.fragments
+    needed_bytes = round(needed_bytes + max(passes, _UPDATE_BYTES * largest))
     kept_bytes = round(tokens * math.fsum(layer.activation_bytes for layer in model.layers))
     able = [device for device in devices if device.memory_bytes >= needed_bytes]
     if not able:
@@ -174,24 +218,28 @@ def plan_round(
         * (whole - (spared if needed_bytes + kept_bytes <= d.memory_bytes else 0))
         for d in able
     }
-    steps = planned_steps({d.device: d.flops_per_s / flops[d.device] for d in able}, rounds.every)
+    steps = planned_steps({d.device: d.flops_per_s / flops[d.device] for d in able}, rounds.steps)
     exchange, ratio = rounds.exchange, rounds.exchange.coded_ratio
-    down_payload = exchange.down_bytes(len(able)) * elements
-    up_payload = exchange.up_bytes * elements
-    down, up, exchange_s, round_s = 0.0, 0.0, 0.0, 0.0
+    down_payload = exchange.down_bytes(len(able)) * elements / rounds.fragments
+    up_payload = exchange.up_bytes * elements / rounds.fragments
+    during_download, during_upload = rounds.overlapped(len(able))
+    down, up, links_s, exchange_s, round_s = 0.0, 0.0, 0.0, 0.0, 0.0
     for device in able:
         down_bytes = device.down_bytes(down_payload, ratio)
         up_bytes = device.up_bytes(up_payload, ratio)
-        link_s = down_bytes / device.downlink_bytes_per_s + up_bytes / device.uplink_bytes_per_s
-        link_s += 2 * device.latency_s
-        took_s = link_s + steps[device.device] * flops[device.device] / device.flops_per_s
+        down_s = down_bytes / device.downlink_bytes_per_s + device.latency_s
+        up_s = up_bytes / device.uplink_bytes_per_s + device.latency_s
+        step_s = flops[device.device] / device.flops_per_s
+        waits_s = max(0.0, down_s - during_download * step_s)
+        waits_s += max(0.0, up_s - during_upload * step_s)
+        took_s = waits_s + steps[device.device] * step_s
         if took_s > round_s:
-            round_s, exchange_s = took_s, link_s
+            round_s, exchange_s, links_s = took_s, waits_s, down_s + up_s
         down, up = down + down_bytes, up + up_bytes
     if card is not None:
         at_card_s = down / card.egress_bytes_per_s + up / card.ingress_bytes_per_s
-        round_s += max(0.0, at_card_s - exchange_s)
-        exchange_s = max(exchange_s, at_card_s)
+        more_s = max(0.0, at_card_s - links_s)
+        round_s, exchange_s = round_s + more_s, exchange_s + more_s
     return LocalPlan(
         rounds,
         steps,

@@ -43,6 +43,10 @@ def plan(
         str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
     every: Annotated[int, Option(help="Of diloco: local steps between exchanges.", min=1)] = 50,
+    fragments: Annotated[
+        int, Option(help="Of diloco: parts of the model, exchanged in turns.", min=1)
+    ] = 1,
+    overlap: Annotated[int, Option(help="Of diloco: local steps while weights travel.", min=0)] = 0,
     exchange: Annotated[str, Option(help="Of diloco: fp32, bf16, int8 or sparse.")] = "bf16",
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
@@ -176,7 +180,7 @@ def plan(
         in_fp32,
         server_of(sizes, ps_gflops, dtype, ps),
         on_devices=where_state is StateMode.DEVICES,
-        rounds=Rounds(every, choice_of(ExchangeKind, "--exchange", exchange)),
+        rounds=Rounds(every, choice_of(ExchangeKind, "--exchange", exchange), fragments, overlap),
     )
     why_there = ""
     if where_state is StateMode.AUTO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def test_no_difference_moves_the_average_further_than_usual_ones(
 ) -> None:
     tokens = {device: count for device, (count, _) in devices.items()}
     norms = {device: norm for device, (_, norm) in devices.items()}
-    shares = bounded_shares(tokens, norms)
+    shares = bounded_shares(tokens, norms, dict.fromkeys(norms, 1.0))
     assert shares.keys() == {device for device, norm in norms.items() if math.isfinite(norm)}
     assert sum(shares.values()) <= 1 + 1e-9
     relative = sorted(norms[d] / math.sqrt(tokens[d]) for d in shares)
@@ -50,17 +51,17 @@ def test_no_difference_moves_the_average_further_than_usual_ones(
     for device, share in shares.items():
         usual = relative[(len(relative) - 1) // 2] * math.sqrt(tokens[device])
         assert share * norms[device] <= 4 * usual * tokens[device] / total * (1 + 1e-9)
-        if device not in outliers(tokens, norms):
+        if device not in outliers(tokens, norms, dict.fromkeys(norms, 1.0)):
             assert math.isclose(share, tokens[device] / total)
-    assert outliers(tokens, norms) >= norms.keys() - shares.keys()
+    assert outliers(tokens, norms, dict.fromkeys(norms, 1.0)) >= norms.keys() - shares.keys()
 
 
 def test_a_minority_of_any_norm_is_named() -> None:
     tokens = dict.fromkeys(range(5), 100)
     norms = {0: 1.0, 1: 1.1, 2: 0.9, 3: 1e9, 4: math.nan}
-    assert outliers(tokens, norms) == {3, 4}
-    assert bounded_shares(tokens, norms)[3] * 1e9 <= 4 * 1.1 / 4
-    assert outliers(tokens, dict.fromkeys(range(5), 0.0)) == set()
+    assert outliers(tokens, norms, dict.fromkeys(norms, 1.0)) == {3, 4}
+    assert bounded_shares(tokens, norms, dict.fromkeys(norms, 1.0))[3] * 1e9 <= 4 * 1.1 / 4
+    assert outliers(tokens, dict.fromkeys(range(5), 0.0), dict.fromkeys(range(5), 1.0)) == set()
 
 
 def test_slow_devices_stop_once_all_others_have_finished() -> None:
@@ -70,3 +71,13 @@ def test_slow_devices_stop_once_all_others_have_finished() -> None:
     assert not is_late(100.0, {}, set())  # nobody waits for it
     assert is_given_up(41.0, {1: 10.0}, {1})
     assert not is_given_up(39.0, {1: 10.0}, {1})
+
+
+def test_a_device_that_warms_up_counts_less_and_makes_no_other_unusual() -> None:
+    tokens, rates = dict.fromkeys(range(5), 100), {0: 0.1, 1: 0.1, 2: 0.1, 3: 0.1, 4: 1.0}
+    norms = {device: rate * 2.0 for device, rate in rates.items()}
+    assert outliers(tokens, norms, rates) == set()
+    assert outliers(tokens, norms | {0: 2.0}, rates) == set()  # new moments make large steps
+    shares = bounded_shares(tokens, norms, rates)
+    assert shares[4] == pytest.approx(10 * shares[0])
+    assert sum(shares.values()) == pytest.approx(1.0)

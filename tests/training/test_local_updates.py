@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,23 +17,26 @@ from torch import Tensor, nn
 from cleave.arrays import DType, unpack
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
-from cleave.planner.local_updates import ExchangeKind
+from cleave.fleet.local_fallback import AbandonedError
+from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
 from cleave.training.diloco.exchange import returned
-from cleave.training.diloco.local_updates import LocalUpdates
+from cleave.training.diloco.local_updates import LocalUpdates, warm_up
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
-from cleave.training.loop.job import OptimizerKind
+from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
+from cleave.training.loop.run_folder import RunFolder
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS, VOCABULARY, small_model, with_lora
 from tests.graphs.test_sparse_graphs import published as sparse_loco
-from tests.training.runs import nightly
+from tests.training.runs import losses_of, nightly, rounds_job, trained
 
 EVERY, BATCH, RATE = 5, 2, 5e-3
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+STREAMING = Rounds(8, ExchangeKind.FP32, fragments=2, overlap=3)
 RULE = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
 
 
@@ -56,21 +62,27 @@ class Run:
     """A model that a fleet trains by rounds, and the notes for the user."""
 
     def __init__(
-        self, model: nn.Module, fleet: Fleet, exchange: ExchangeKind = ExchangeKind.FP32
+        self,
+        model: nn.Module,
+        fleet: Fleet,
+        exchange: ExchangeKind = ExchangeKind.FP32,
+        streaming: Rounds | None = None,
     ) -> None:
         self.model, self.fleet, self.data = model, fleet, Data()
         self.notes: list[str] = []
+        self.stops = False
+        rounds = streaming or Rounds(EVERY, exchange)
         whole = WholeModel(
             model, batch=BATCH, seq=TOKENS, dtype=DType.FP32, rule=RULE, clip=1.0,
-            exchange=exchange, progress=lambda text: None,
+            rounds=rounds, progress=lambda text: None,
         )  # fmt: skip
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.updates = LocalUpdates(
             whole,
             fleet,
             outer_optimizer(exchange, 0.0, OUTER_MOMENTUM, parameters),
-            EVERY,
-            stop=lambda: False,
+            rounds,
+            stop=lambda: self.stops,
             note=self.notes.append,
             presence=lambda presence: None,
         )
@@ -112,7 +124,8 @@ class Published:
         if sparse:
             self.outer = torch.optim.SGD(trained, 1.0)
 
-    def round(self, batches: Sequence[Batch]) -> float:
+    def local_step(self, batches: Sequence[Batch]) -> list[float]:
+        """Do the local steps of all replicas in turns. Return the losses before them."""
         losses = []
         for number, batch in enumerate(batches):
             worker = number % len(self.replicas)
@@ -123,6 +136,10 @@ class Published:
             nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
             inner.step()
             losses.append(float(loss.detach()))
+        return losses
+
+    def round(self, batches: Sequence[Batch]) -> float:
+        losses = self.local_step(batches)
         copies = [[p for p in r.parameters() if p.requires_grad] for r in self.replicas]
         present = [p for p in self.model.parameters() if p.requires_grad]
         for number, (parameter, *theirs) in enumerate(zip(present, *copies, strict=True)):
@@ -172,6 +189,134 @@ def test_four_workers_lose_as_with_the_published_sparse_exchange() -> None:
             seen = len(run.data.drawn)
             assert mine == pytest.approx(wanted, rel=1e-4)
     assert run.notes == []
+
+
+class Streaming:
+    """Streaming DiLoCo as published (arXiv 2501.18512, algorithm 2), with torch alone.
+
+    Each of two fragments is exchanged every 8 steps, in turns. A change is merged 3 steps after
+    the difference was taken, with alpha 0.5.
+    """
+
+    def __init__(self, run: Run, workers: int) -> None:
+        self.alone = Published(copy.deepcopy(run.model), workers)
+        whole = run.updates._model
+        self.fragments = [[whole.names[key] for key in keys] for keys in whole.fragments]
+        self.steps = 0
+        self.merged: dict[int, list[str]] = {}  # names of parameters by the step of their merge
+
+    def step(self, batches: Sequence[Batch]) -> float:
+        alone = self.alone
+        losses = alone.local_step(batches)
+        self.steps += 1
+        if self.steps % 4 == 2:
+            names = self.fragments[self.steps // 4 % 2]
+            alone.outer.zero_grad()
+            for name in names:
+                present = alone.model.get_parameter(name)
+                theirs = [present.data - r.get_parameter(name).data for r in alone.replicas]
+                present.grad = torch.stack(theirs).mean(0)
+            alone.outer.step()  # skips parameters without a gradient
+            self.merged[self.steps + 3] = names
+        for name in self.merged.get(self.steps, ()):
+            for replica in alone.replicas:
+                held = replica.get_parameter(name)
+                held.data = 0.5 * held.data + 0.5 * alone.model.get_parameter(name).data
+        return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("family", ["llama", nightly("opt")])
+def test_four_workers_lose_as_with_published_fragments_and_overlap(family: str) -> None:
+    with emulated([device(f"d{n}") for n in range(4)]) as fleet:
+        run, seen = Run(small_model(family), fleet, streaming=STREAMING), 0
+        published = Streaming(run, 4)
+        for _ in range(6):
+            mine = run.round()
+            drawn, seen = run.data.drawn[seen:], len(run.data.drawn)
+            wanted = [published.step(drawn[n : n + 4]) for n in range(0, 16, 4)]
+            assert mine == pytest.approx(sum(wanted) / 4, rel=1e-4)
+    assert run.notes == []
+    for name, parameter in run.model.named_parameters():
+        expected = published.alone.model.get_parameter(name).detach()
+        assert float((parameter.detach() - expected).norm()) < 1e-3 * float(expected.norm()) + 1e-4
+
+
+def fast_link(name: str) -> FleetDevice:
+    """A device that can return its moments in a small part of the time."""
+    return FleetDevice(name, 1e8, 1e7, 1e7, 0.01, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("sparse", "in_round"), [(False, False), (False, True), nightly(True, False), (True, True)]
+)
+def test_a_stopped_and_resumed_run_loses_as_the_published_algorithm_does(
+    sparse: bool, in_round: bool
+) -> None:
+    """Training stops after two rounds, or in the third, and goes on with other sessions."""
+    model, kind = small_model("llama"), ExchangeKind.SPARSE if sparse else ExchangeKind.FP32
+    published = Published(copy.deepcopy(model), 4, sparse=sparse)
+    found, wanted = [], []
+    with emulated([fast_link(f"d{n}") for n in range(4)]) as fleet:
+        run = Run(model, fleet, kind)
+        for _ in range(2):
+            found.append(run.round())
+        drawn = list(run.data.drawn)
+        if in_round:
+            run.stops = True
+            with pytest.raises(AbandonedError):
+                run.round()
+        run.updates.collect()
+        tensors, meta = copy.deepcopy(run.updates.tensors()), run.updates.meta()
+        assert [each["name"] for each in meta] == [f"d{n}" for n in range(4)]
+        assert run.notes == []
+    # The weights and errors travel in bf16 if the exchange is sparse.
+    tolerance = 1e-3 if sparse else 1e-4
+    with emulated([fast_link(f"d{n}") for n in range(4)]) as fleet:
+        again = Run(model, fleet, kind)
+        again.updates.load(tensors, meta, 2 * EVERY)
+        for _ in drawn:
+            again.data.step()
+        for _ in range(2):
+            found.append(again.round())
+        drawn = again.data.drawn
+    for number in range(4):
+        wanted.append(published.round(drawn[number * 4 * EVERY : (number + 1) * 4 * EVERY]))
+    assert found == pytest.approx(wanted, rel=tolerance)
+
+
+@pytest.mark.parametrize("exchange", ["fp32", nightly("int8")])
+def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
+    corpus_file: Path, tmp_path: Path, exchange: str
+) -> None:
+    """The second process is told to stop at once, so it begins no round."""
+    job = replace(rounds_job(corpus_file, exchange), checkpoint_every=2)
+
+    def losses(run: RunFolder, job: JobSpec, *, resume: bool = False) -> list[float]:
+        with emulated([fast_link("a"), fast_link("b")]) as fleet:
+            return losses_of(trained(job, run, fleet, resume=resume))
+
+    whole = losses(RunFolder.create(tmp_path), job)
+    run = RunFolder.create(tmp_path)
+    halves = losses(run, replace(job, steps=2)) + losses(run, job, resume=True)
+    assert halves == pytest.approx(whole, rel=1e-4)
+    meta = json.loads((run.path / "checkpoints" / "step-000002" / "meta.json").read_text())
+    assert [each["name"] for each in meta["meta"]["inner"]] == ["a", "b"]
+
+
+def test_a_late_device_warms_up_and_others_do_not() -> None:
+    assert warm_up(0, 0) == 1  # as published, at the beginning
+    assert [warm_up(updates, 100) for updates in (0, 19, 40, 99)] == [1 / 41, 20 / 41, 1, 1]
+    assert warm_up(2, 2) == 1  # has done all steps of a young run
+
+
+def test_moments_are_returned_only_if_that_takes_a_small_part_of_the_time() -> None:
+    with emulated([device("a"), device("b")]) as fleet:
+        run = Run(small_model("llama"), fleet)
+        run.round()
+        before = fleet.counters().traffic.up.total
+        run.updates.collect()
+        assert run.updates.meta() == []
+        assert fleet.counters().traffic.up.total == before
 
 
 def in_payloads(run: Run, exchange: ExchangeKind) -> int:

@@ -69,6 +69,11 @@ class LocalRounds:
             if session is None or session.rates is None:
                 self._lost[f"device {device}"] = "it left before the round"
                 continue
+            if work.collected:
+                if (held := self._workers.get(device)) is not None:
+                    has = held.collect(work.collected)
+                    out += held.take() if has else self.leave(device, "it no longer has them")
+                continue
             if device not in self._workers:
                 self._workers[device] = LocalWorker(
                     device, session.name, self._ids, work.model, session.rates.memory_bytes

@@ -12,40 +12,49 @@ _LATE: Final = 1.25  # multiple of the others' time after which a device begins 
 _GIVEN_UP: Final = 4.0  # multiple of the others' time after which the round ends without a device
 
 
-def bounded_shares(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, float]:
+def bounded_shares(
+    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+) -> dict[int, float]:
     """Return the weight of each device's difference in the average.
 
-    A weight is proportional to the device's tokens. A difference whose norm is far above the usual
-    one is scaled down, so a single device cannot move the average far. A difference that is not
-    finite has no weight. Without such differences, the weights add up to 1.
+    A weight is proportional to the device's tokens and its learning rate. A difference whose norm is
+    far above the usual one is scaled down, so a single device cannot move the average far. A
+    difference that is not finite has no weight. Without such differences, the weights add up to 1.
 
     Args:
         tokens: the number of tokens that each device has trained on.
         norms: the norm of each device's difference.
+        rates: the mean factor of each device's learning rate; see `warm_up`.
     """
-    total = sum(tokens[device] for device, norm in norms.items() if math.isfinite(norm))
-    usual = _usual(tokens, norms)
+    work = {device: tokens[device] * rates[device] for device in norms}
+    total = sum(work[device] for device, norm in norms.items() if math.isfinite(norm))
+    usual = _usual(tokens, norms, rates)
     return {
-        device: tokens[device] / total * min(1.0, _MOST * usual[device] / norm if norm else 1.0)
+        device: work[device] / total * min(1.0, _MOST * usual[device] / norm if norm else 1.0)
         for device, norm in norms.items()
         if math.isfinite(norm) and total
     }
 
 
-def outliers(tokens: Mapping[int, int], norms: Mapping[int, float]) -> set[int]:
+def outliers(
+    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+) -> set[int]:
     """Return the devices whose difference is not finite, or far above the usual norm."""
-    usual = _usual(tokens, norms)
+    usual = _usual(tokens, norms, rates)
     return {d for d, norm in norms.items() if not norm <= _MOST * usual[d] or math.isinf(norm)}
 
 
-def _usual(tokens: Mapping[int, int], norms: Mapping[int, float]) -> dict[int, float]:
-    """Return the usual norm for each device's number of tokens.
+def _usual(
+    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+) -> dict[int, float]:
+    """Return the usual norm for each device's number of tokens, at the full learning rate.
 
     Independent steps move weights by about the square root of their number, so the usual norm is
     the median of norms divided by the square root of tokens. With two devices, it is the smaller.
+    A low learning rate does not lower a device's limit, because new moments make large steps.
     """
     relative = [
-        norm / math.sqrt(tokens[device])
+        norm / (math.sqrt(tokens[device]) * rates[device])
         for device, norm in norms.items()
         if math.isfinite(norm) and tokens[device]
     ]

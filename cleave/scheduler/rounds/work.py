@@ -55,6 +55,8 @@ class LocalModel:
             model. Parameters outside the layers have the layer number `LOSS_LAYER`.
         exchange: the graphs of the exchange, for each trained parameter.
         zeros: graph that returns zeros in the shape of a weight, for moments.
+        mixed: graph from the server's new weight and the device's own to the one with which the
+            device continues; None if it continues with the server's.
         clip: graph that clips the coefficients of an update; None without clipping.
         held_bytes: size of all arrays that stay on a device.
         working_bytes: further memory for a micro-batch, without retained activations.
@@ -65,6 +67,7 @@ class LocalModel:
     embedding: EmbeddingWork
     exchange: Mapping[SumName, ExchangeWork]
     zeros: StageGraph
+    mixed: StageGraph | None
     clip: StageGraph | None
     held_bytes: int
     working_bytes: int
@@ -82,6 +85,19 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerState:
+    """What a device has learned besides its weights.
+
+    Attributes:
+        updates: number of updates in the optimizer moments.
+        arrays: for each trained parameter, its moments and, if devices keep errors, its error.
+    """
+
+    updates: int
+    arrays: Mapping[SumName, Mapping[str, StageArray]]
+
+
+@dataclass(frozen=True, slots=True)
 class RoundWork:
     """A round: the data of each device, and the change of the weights since the last round.
 
@@ -93,6 +109,13 @@ class RoundWork:
             arrays by the graph input of `ExchangeWork.added`.
         scalars: returns the coefficients of an optimizer step, given the number of the local step
             in the round, and the number of earlier updates of the device's moments.
+        returned: the trained parameters whose differences devices return.
+        overlap: number of local steps before a device adds `updates`, and number of local steps
+            after it has computed the difference.
+        states: what devices of a name begin with if they lack the model, instead of new moments.
+            Each state is removed by the first device that begins with it.
+        collected: dtype in which devices return their `InnerState` of the beginning of the last
+            round, or of its end if it is complete. They do nothing else. Empty in normal rounds.
     """
 
     model: LocalModel
@@ -101,6 +124,10 @@ class RoundWork:
     weights: Mapping[SumName, StageArray]
     updates: Mapping[SumName, Mapping[str, StageArray]]
     scalars: Callable[[int, int], Sequence[StageArray]]
+    returned: Sequence[SumName]
+    overlap: tuple[int, int] = (0, 0)
+    states: Mapping[str, list[InnerState]] = field(default_factory=dict)
+    collected: str = ""
     token: object = field(default_factory=object)
 
 
@@ -111,9 +138,10 @@ class RoundPart:
     Attributes:
         tokens: number of tokens in the local steps.
         losses: the returned loss of each micro-batch, by (local step, micro-batch).
-        difference: for each trained parameter, the rows of each returned array, in order.
+        difference: for each returned parameter, the rows of each returned array, in order.
         compute_s: computation time of the local steps in seconds, as reported by the device.
         flops: floating-point operations of the local steps.
+        updates: number of updates in the device's optimizer moments.
     """
 
     device: int
@@ -124,6 +152,7 @@ class RoundPart:
     difference: Mapping[SumName, Mapping[str, Sequence[Any]]]
     compute_s: float
     flops: int
+    updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """Request local steps from one device, and the difference of its weights.
 
-The device never overwrites a weight. `DeviceArrays._snapshot` keeps the weights with which a round
-began until the next round begins.
+The device never overwrites a weight or moment. `DeviceArrays._snapshot` keeps the server's weights,
+from which differences are computed. If the device has enough memory, it also keeps the moments with
+which the round began, so that training can stop in mid-round and continue from there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cleave import graph_names as names
@@ -35,6 +37,7 @@ class LocalWorker(StageDevice):
     Attributes:
         round: number of the last round that the device began.
         updates: number of updates in the device's optimizer moments.
+        began: number of these updates when the round began.
         steps: the local steps of this round that have not been requested.
         pending: the requests of local steps that the device has not finished.
         done: the requests of finished local steps.
@@ -50,7 +53,7 @@ class LocalWorker(StageDevice):
         self.name = name
         self.model = model
         self.memory_bytes = memory_bytes
-        self.round = self.updates = 0
+        self.round = self.updates = self.began = 0
         self.steps: deque[Sequence[MicroBatch]] = deque()
         self.pending: list[StageRequest] = []
         self.done: list[StageRequest] = []
@@ -58,35 +61,53 @@ class LocalWorker(StageDevice):
         self.compute_s = 0.0
         self.tokens = 0
         self._ids_array = 0
-        self._errors: dict[SumName, int] = {}  # wire IDs of what the device has not returned
+        self._due: Mapping[SumName, Mapping[str, StageArray]] = {}  # changes to be added
+        # The moments of each parameter, and what the device has not returned of its differences.
+        self._inner: dict[SumName, dict[str, StageArray]] = {}
+        for key, one in self._resident.parameters.items():
+            self._inner[key] = {names.moment(n): each for n, each in enumerate(one.moments)}
+            if model.exchange[key].keeps_error:
+                self._inner[key][names.ERROR] = replace(one.weight, payload=b"")
+        inner_bytes = sum(
+            len(self._inner[key]) * one.weight.nbytes
+            for key, one in self._resident.parameters.items()
+        )
+        needed_bytes = model.held_bytes + model.working_bytes + model.activations_bytes
+        self._keeps_inner = needed_bytes + inner_bytes <= memory_bytes
         self._plan = PlannedStage(0, len(model.step.layers), (device,), loss=True)
 
     def begin(self, work: RoundWork) -> None:
-        """Update the device's weights, and prepare its local steps."""
+        """Prepare the device's local steps, and send all arrays if the device lacks them."""
+        self._due = {}
         if self.round and self.round == work.number - 1:
-            for key, update in work.updates.items():
-                self._add(key, update)
+            self._due = work.updates
         else:
-            self._load(work.weights)
+            self._load(work)
+        self._keep_inner()
         self.round, self.steps = work.number, deque(work.steps[self.device])
         self.pending, self.done, self.difference = [], [], None
         self.compute_s, self.tokens = 0.0, 0
 
-    def _load(self, weights: Mapping[SumName, StageArray]) -> None:
-        """Send the weights and all other arrays. The device fills the moments with zeros."""
+    def _load(self, work: RoundWork) -> None:
+        """Send the weights and all other arrays. The device fills new moments with zeros."""
         self.end_snapshot()
         self.start_over()
-        self._updates, self.updates = dict.fromkeys(self._resident.arrays, 0), 0
-        self._errors = {}
-        model, step = self.model, self.work
+        states = work.states.get(self.name)
+        state = states.pop(0) if states else None
+        self._updates = dict.fromkeys(self._resident.arrays, 0)
+        self.updates = state.updates if state is not None else 0
+        model, step, weights = self.model, self.work, work.weights
         request = self._request(RequestKind.LOCAL)
         for key, one in self._resident.parameters.items():
             self._put(weights[key])
             self._sent[one.weight] = self._snapshot[one.weight] = self._sent.pop(weights[key])
-            for moment in one.moments:
-                self._sent[moment] = self._zeros(request, one.weight)
-            if model.exchange[key].keeps_error:
-                self._errors[key] = self._zeros(request, one.weight)
+            for name, array in self._inner[key].items():
+                if state is None:
+                    self._sent[array] = self._zeros(request, one.weight)
+                else:
+                    given = state.arrays[key][name]
+                    self._put(given)
+                    self._sent[array] = self._sent.pop(given)
         assert step.loss is not None
         for layer in step.layers:
             self.load([*layer.parameters.values(), *layer.extras.values()])
@@ -97,17 +118,55 @@ class LocalWorker(StageDevice):
         feed, made = {names.WEIGHT: self._sent[weight]}, {names.MOMENT: weight.nbytes}
         return self._run(request, self.model.zeros, feed, made, 0)[names.MOMENT]
 
+    def _keep_inner(self) -> None:
+        """Keep the present moments until the next round begins, if the device has the memory."""
+        self.began = self.updates
+        for arrays in self._inner.values():
+            for array in arrays.values():
+                now = self._sent[array]
+                if self._snapshot.get(array, now) != now:
+                    self.drop([self._snapshot[array]])
+                if self._keeps_inner:
+                    self._snapshot[array] = now
+
+    def collect(self, dtype: str) -> bool:
+        """Request the moments at the end of the last round or, during a round, at its beginning.
+
+        Returns:
+            False if the device no longer has them. Otherwise, `part` returns them. During a round,
+            the round ends, and the device can only begin again.
+        """
+        if not self.is_finished:
+            if not self._keeps_inner or not self.round:
+                return False
+            self.start_over()
+            self.round, self.updates = 0, self.began
+            self._due, self.pending = {}, []
+            self.steps.clear()
+        held = self._sent if self.round else self._snapshot
+        self.difference = request = self._request(RequestKind.DIFFERENCE)
+        for key, one in self._resident.parameters.items():
+            rows, columns = one.weight.rows, one.weight.columns
+            for name, array in self._inner[key].items():
+                request.rest += row_pieces((*key, name), held[array], rows, columns, dtype)
+        self.more_rows(request)
+        return True
+
     def _add(self, key: SumName, update: Mapping[str, StageArray]) -> None:
-        """Add the change of a weight to the weight with which the last round began."""
+        """Add the server's change of a weight, and mix the device's own weight with the result."""
         weight = self._resident.parameters[key].weight
         before, now = self._snapshot.pop(weight), self._sent.pop(weight)
         feed = {names.START: before} | {name: self._put(array) for name, array in update.items()}
-        made, graph = {names.updated(names.WEIGHT): weight.nbytes}, self.model.exchange[key].added
-        found = self._run(self._request(RequestKind.LOCAL), graph, feed, made, 0)
+        out, request = names.updated(names.WEIGHT), self._request(RequestKind.LOCAL)
+        made, graph = {out: weight.nbytes}, self.model.exchange[key].added
+        start = mixed = self._run(request, graph, feed, made, 0)[out]
+        if self.model.mixed is not None:
+            feed = {names.START: start, names.WEIGHT: now}
+            mixed = self._run(request, self.model.mixed, feed, made, 0)[out]
         self.drop([before, now])
         for array in update.values():
             self._forget(array)
-        self._sent[weight] = self._snapshot[weight] = found[names.updated(names.WEIGHT)]
+        self._snapshot[weight], self._sent[weight] = start, mixed
 
     def _request(self, kind: RequestKind) -> StageRequest:
         number = len(self.done) + len(self.pending)
@@ -127,13 +186,30 @@ class LocalWorker(StageDevice):
             self.done.append(request)
 
     def more(self, work: RoundWork) -> None:
-        """Request the next local steps, or the difference after the last one."""
-        while self.steps and len(self.pending) < _STEPS_IN_FLIGHT:
+        """Request the next local steps, or the difference.
+
+        Steps that overlap with an exchange are all requested at once, before what travels down or
+        after what travels up. So the device is not without an order in the meantime.
+        """
+        last = max(0, min(work.overlap[1], len(work.steps[self.device]) - 1))
+        if self._due:
+            for _ in range(min(work.overlap[0], len(self.steps) - last - 1)):
+                self._step(self.steps.popleft(), work)
+            for key, update in self._due.items():
+                self._add(key, update)
+            self._due = {}
+        while len(self.steps) > last and len(self.pending) < _STEPS_IN_FLIGHT:
             self._step(self.steps.popleft(), work)
-        if not self.steps and not self.pending and self.difference is None:
-            self._difference()
-        elif self.difference is not None:
+        if self.difference is not None:
             self.more_rows(self.difference)
+        elif self.steps and len(self.steps) == last:
+            request = self._difference(work)
+            while request.rest:
+                self._next_rows(request)
+            while self.steps:
+                self._step(self.steps.popleft(), work)
+        elif not self.steps and not self.pending:
+            self.more_rows(self._difference(work))
 
     def _step(self, batches: Sequence[MicroBatch], work: RoundWork) -> None:
         request = self._request(RequestKind.LOCAL)
@@ -199,36 +275,43 @@ class LocalWorker(StageDevice):
         self.drop([squares])
         return made
 
-    def _difference(self) -> None:
-        """Request the difference between the weights at the beginning of the round and now."""
+    def _difference(self, work: RoundWork) -> StageRequest:
+        """Prepare a request for the difference between the server's last weights and the present.
+
+        The caller requests its rows.
+        """
         self.difference = request = self._request(RequestKind.DIFFERENCE)
-        for key, one in self._resident.parameters.items():
-            exchange = self.model.exchange[key]
+        kept = self._snapshot
+        for key in work.returned:
+            one, exchange = self._resident.parameters[key], self.model.exchange[key]
             feed = {names.START: self._snapshot[one.weight], names.WEIGHT: self._sent[one.weight]}
             made = {each.name: each.kept_bytes for each in exchange.returned}
             if exchange.keeps_error:
-                feed[names.ERROR] = self._errors[key]
+                error = self._inner[key][names.ERROR]
+                feed[names.ERROR] = self._sent[error]
                 made[names.updated(names.ERROR)] = one.weight.nbytes
             found = self._run(request, exchange.difference, feed, made, 0)
             if exchange.keeps_error:
-                self.drop([self._errors[key]])
-                self._errors[key] = found.pop(names.updated(names.ERROR))
+                old, self._sent[error] = self._sent[error], found.pop(names.updated(names.ERROR))
+                if kept.get(error) != old:
+                    self.drop([old])
             request.kept = [*request.kept, tuple(found.values())]
             for each in exchange.returned:
                 name, id = (*key, each.name), found[each.name]
                 request.rest += row_pieces(name, id, each.rows, each.columns, each.dtype)
-        self.more_rows(request)
+        return request
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the difference has arrived."""
+        """Return whether all steps are done and the difference has arrived."""
         request = self.difference
-        return request is not None and not request.answers and not request.rest
+        return not (request is None or request.answers or request.rest or self.pending)
 
     def finish(self) -> None:
         """Drop the difference after it has arrived."""
         assert self.difference is not None
         self.drop([id for kept in self.difference.kept for id in kept])
+        self.difference.kept = ()
 
     def part(self) -> RoundPart:
         """Return what the device did in this round."""
@@ -245,5 +328,5 @@ class LocalWorker(StageDevice):
         flops = sum(request.flops for request in self.done)
         return RoundPart(
             self.device, self.name, len(self.done), self.tokens, losses, difference,
-            self.compute_s, flops,
+            self.compute_s, flops, self.updates,
         )  # fmt: skip

@@ -164,6 +164,12 @@ def peak_bytes(graph: StageGraph, given: Mapping[str, int]) -> int:
     return GraphMemory(graph.model).peak_bytes(inputs, [True] * len(graph.outputs))
 
 
+def work_bytes(work: ExchangeWork) -> int:
+    """Return the memory of a difference that a device has computed and is sending."""
+    sent = (each.rows * each.columns * DType(each.dtype).itemsize for each in work.returned)
+    return sum(each.kept_bytes for each in work.returned) + sum(sent)
+
+
 def _joined(of: Returned, payloads: Sequence[Any]) -> Array:
     """Return the elements of a returned array, fp32, given its rows in order."""
     dtype = DType(of.dtype)

@@ -2,6 +2,12 @@
 
 In a round, each device trains the whole model alone for some steps. The server averages how the
 devices' weights have changed, and an outer optimizer moves the server's weights accordingly.
+
+With several fragments or overlap, rounds are those of Streaming DiLoCo (arXiv 2501.18512): each
+exchanges one fragment of the model, and devices continue with their steps while weights travel.
+
+A checkpoint contains the optimizer moments of devices if their upload is a small part of the time.
+A device of the same name continues with them after `--resume`.
 """
 
 from __future__ import annotations
@@ -9,20 +15,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cleave import graph_names as names
 from cleave.arrays import Array, DType, unpack
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import LOOK_S, AbandonedError, FleetPresence
-from cleave.planner.local_updates import ExchangeKind, planned_steps
+from cleave.planner.local_updates import ExchangeKind, Rounds, planned_steps
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.rounds.shares import bounded_shares, outliers
-from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
+from cleave.scheduler.rounds.work import InnerState, RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch
@@ -32,6 +41,29 @@ from cleave.training.loop.context import TrainContext
 from cleave.training.loop.finite import check_loss
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
+
+INNER: Final = "inner"  # key of the devices with moments in a checkpoint's metadata
+_WARM_UP: Final = 40  # local steps until a device with new moments has the full learning rate
+_COLLECTING: Final = 0.1  # largest part of the time in which devices return moments
+_PATIENCE_S: Final = 10.0  # additional time that devices have for it
+# Prefixes of tensors in a checkpoint, and the names of a device's arrays.
+_UNSEEN: Final = "optimizer.unseen."
+_INNER: Final = "optimizer.inner."
+_INNER_NAMES: Final = (names.moment(0), names.moment(1), names.ERROR)
+
+
+def warm_up(updates: int, done: int) -> float:
+    """Return the factor of the learning rate for a device with newer moments than others.
+
+    Without it, the first steps with new moments are large, because AdamW divides a gradient by its
+    own size. The number of steps is for a second beta of 0.95, by the rule of arXiv 1910.04209.
+
+    Args:
+        updates: number of updates in the device's moments.
+        done: local steps of the run before the present round. The factor is 1 for a device that
+            has done all of them.
+    """
+    return min(1.0, (updates + 1) / (min(_WARM_UP, done) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +83,7 @@ class LocalUpdates:
     """Trains a model by rounds of local updates on a fleet.
 
     Args:
-        every: local steps of the fastest device in a round.
+        rounds: how often and in which form weights travel.
         stop: returns True if training must stop.
         note: called with messages for the user.
         presence: called when no device can take part, and when a device can again.
@@ -62,7 +94,7 @@ class LocalUpdates:
         model: WholeModel,
         fleet: Fleet,
         outer: OuterOptimizer,
-        every: int,
+        rounds: Rounds,
         *,
         stop: Callable[[], bool],
         note: Callable[[str], None],
@@ -70,15 +102,24 @@ class LocalUpdates:
     ) -> None:
         self._outer = outer
         self._model, self._fleet, self._runtime = model, fleet, fleet.runtime
-        self._every = every
+        self._rounds = rounds
         self._stop, self._note, self._presence = stop, note, presence
         self._number = 0
         self._flops_per_s: dict[int, float] = {}  # as measured in the last round
         self._updates: Mapping[SumName, Mapping[str, StageArray]] = {}
         # The rounding error of the last change of each weight, to be added to the next change.
         self._unseen = {key: torch.zeros_like(t) for key, t in model.tensors.items()}
+        # From the last checkpoint, until a device of that name continues with them.
+        self._restored: dict[str, list[InnerState]] = {}
+        self._collected: list[_Moments] = []  # for the next checkpoint
+        self._collected_s = fleet.runtime.now()  # when devices last returned them
         self._there = True
         self._said: set[str] = set()
+
+    @property
+    def steps(self) -> int:
+        """Return the local steps of the fastest device in a round."""
+        return self._rounds.steps
 
     def round(self, rate: Callable[[int], float], step: Callable[[], list[Batch]]) -> Round:
         """Run a round, and change the model's weights.
@@ -91,10 +132,11 @@ class LocalUpdates:
             AbandonedError: if training stops during the round. The weights have not changed.
             DivergedError: if the loss is not finite on every device.
         """
+        self._collected = []
         while True:
-            steps = planned_steps(self._speeds(), self._every)
+            steps = planned_steps(self._speeds(), self._rounds.steps)
             self._number += 1
-            result = self._result(self._work(steps, rate, step))
+            result = self._result(self._work(steps, rate, step), self._stop)
             for name, reason in result.lost.items():
                 self._note(f"the work of {name} in this round is lost: {reason}")
             if result.parts:
@@ -112,15 +154,24 @@ class LocalUpdates:
             for device in drawn:
                 if number < steps[device]:
                     drawn[device].append(step())
-        model = self._model
+        model, done = self._model, (self._number - 1) * self.steps
         return RoundWork(
             model.work,
             self._number,
             {d: [model.micro_batches(list(one)) for one in given] for d, given in drawn.items()},
             {key: model.array_of(tensor, DType.FP32) for key, tensor in model.tensors.items()},
             self._updates,
-            lambda number, updates: model.scalars(rate(number), updates),
+            lambda number, updates: model.scalars(rate(number) * warm_up(updates, done), updates),
+            self._fragment,
+            self._rounds.overlapped(len(steps)),
+            self._restored,
         )
+
+    @property
+    def _fragment(self) -> Sequence[SumName]:
+        """Return the keys of the parameters that the current round exchanges."""
+        fragments = self._model.fragments
+        return fragments[(self._number - 1) % len(fragments)]
 
     def _speeds(self) -> dict[int, float]:
         """Return the speeds of the devices that can hold the model. Wait for the first one."""
@@ -161,7 +212,7 @@ class LocalUpdates:
             self._there = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
 
-    def _result(self, work: RoundWork) -> RoundResult:
+    def _result(self, work: RoundWork, stop: Callable[[], bool]) -> RoundResult:
         self._runtime.begin_round(work)
         while True:
             outcome = self._runtime.next_outcome(LOOK_S)
@@ -169,8 +220,58 @@ class LocalUpdates:
                 return outcome
             if outcome is not None:
                 raise FleetError(f"the round cannot be completed: {outcome}")
-            if self._stop():
+            if stop():
                 raise AbandonedError("training is stopping")
+
+    def collect(self) -> None:
+        """Let devices return their optimizer moments, for a checkpoint of the present weights.
+
+        Do nothing if that takes more than a tenth of the time since the last call that did it.
+        """
+        runtime = self._runtime
+        devices, now_s = runtime.stage_devices(), runtime.now()
+        dtype = DType.FP32 if self._rounds.exchange is ExchangeKind.FP32 else DType.BF16
+        slowest = min((d.uplink_bytes_per_s for d in devices.values()), default=math.inf)
+        upload_s = dtype.itemsize * self._model.moments * self._model.elements / slowest
+        if self._collected or upload_s > _COLLECTING * (now_s - self._collected_s):
+            return
+        given_up_s = now_s + 2 * upload_s + _PATIENCE_S
+        work = RoundWork(
+            self._model.work, self._number, dict.fromkeys(devices, ()), {}, {},
+            lambda number, updates: (), (), collected=dtype.value,
+        )  # fmt: skip
+        try:
+            result = self._result(work, lambda: runtime.now() > given_up_s)
+        except AbandonedError:
+            self._note("the checkpoint lacks the devices' optimizer moments: they took too long")
+            return
+        self._collected_s = runtime.now()
+        for name, reason in result.lost.items():
+            self._note(f"the checkpoint lacks the optimizer moments of {name}: {reason}")
+        for part in result.parts:
+            if moments := self._moments(part, dtype):
+                self._collected.append(moments)
+            else:
+                self._note(f"the checkpoint lacks the optimizer moments of {part.name}: not finite")
+
+    def _moments(self, part: RoundPart, dtype: DType) -> _Moments | None:
+        """Return the moments that a device has returned; None if no correct device has such."""
+        found: dict[tuple[SumName, str], Tensor] = {}
+        for key, arrays in part.difference.items():
+            tensor = self._model.tensors[key]
+            for what, rows in arrays.items():
+                columns = tensor.shape[-1] if tensor.ndim else 1
+                parts = [
+                    torch.from_numpy(
+                        unpack(p, len(p) // (columns * dtype.itemsize), columns, dtype).float32()
+                    )
+                    for p in rows
+                ]
+                held = torch.cat(parts).reshape(tensor.shape)
+                if not held.isfinite().all() or (what == names.moment(1) and held.min() < 0):
+                    return None
+                found[key, what] = held.bfloat16() if dtype is DType.BF16 else held
+        return _Moments(part.name, part.updates, found)
 
     def _apply(self, parts: Sequence[RoundPart]) -> Round:
         """Average the devices' differences, and change the weights."""
@@ -181,7 +282,8 @@ class LocalUpdates:
         for part in parts:
             if part.compute_s:
                 self._flops_per_s[part.device] = part.flops / part.compute_s
-        shares, unusual = bounded_shares(tokens, norms), outliers(tokens, norms)
+        rates = {part.device: self._rate(part) for part in parts}
+        shares, unusual = bounded_shares(tokens, norms, rates), outliers(tokens, norms, rates)
         used = sum(tokens[device] for device in shares)
         loss = sum(losses[d] * tokens[d] for d in shares) / used if used else math.nan
         check_loss(loss)
@@ -192,12 +294,17 @@ class LocalUpdates:
                     f"{part.name} returned an unusual difference, which {used_how}: its norm is "
                     f"{norms[part.device]:.3g}"
                 )
-        self._updates = {key: self._change(key, parts, shares) for key in self._model.tensors}
+        self._updates = {key: self._change(key, parts, shares) for key in self._fragment}
         return Round(loss, used)
+
+    def _rate(self, part: RoundPart) -> float:
+        """Return the mean factor of a device's learning rate in the current round."""
+        done, first = (self._number - 1) * self.steps, part.updates - part.steps
+        return sum(warm_up(first + n, done) for n in range(part.steps)) / max(1, part.steps)
 
     def _norm(self, part: RoundPart) -> float:
         squares = 0.0
-        for key in self._model.tensors:
+        for key in self._fragment:
             found = self._difference(key, part)
             squares += float(np.dot(found, found))
         return math.sqrt(squares) if math.isfinite(squares) else math.inf
@@ -234,12 +341,47 @@ class LocalUpdates:
         return self._fleet.counters()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the outer optimizer's state for a checkpoint."""
-        return self._outer.tensors()
+        """Return what a checkpoint has besides weights: the outer optimizer's state and others."""
+        model, found = self._model, self._outer.tensors()
+        if self._rounds.exchange is not ExchangeKind.FP32:
+            found |= {_UNSEEN + model.names[key]: held for key, held in self._unseen.items()}
+        for number, moments in enumerate(self._collected):
+            for (key, what), tensor in moments.tensors.items():
+                found[f"{_INNER}{number}.{what}.{model.names[key]}"] = tensor
+        return found
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the outer optimizer's state from a checkpoint's tensors."""
+    def meta(self) -> list[dict[str, Any]]:
+        """Return the devices whose moments `tensors` returns, for a checkpoint."""
+        return [{"name": each.name, "updates": each.updates} for each in self._collected]
+
+    def load(
+        self, tensors: Mapping[str, Tensor], meta: Sequence[Mapping[str, Any]], step: int
+    ) -> None:
+        """Load what `tensors` and `meta` have returned, for a checkpoint after `step` steps."""
+        model = self._model
+        self._number = step // self.steps
         self._outer.load_tensors(tensors)
+        for key, unseen in self._unseen.items():
+            if (held := tensors.get(_UNSEEN + model.names[key])) is not None:
+                unseen.copy_(held)
+        self._restored = {}
+        for number, one in enumerate(meta):
+            arrays: dict[SumName, dict[str, StageArray]] = {key: {} for key in model.tensors}
+            for key, what in product(model.tensors, _INNER_NAMES):
+                if (held := tensors.get(f"{_INNER}{number}.{what}.{model.names[key]}")) is not None:
+                    arrays[key][what] = model.array_of(held.float(), DType.FP32)
+            if all(len(found) == model.moments for found in arrays.values()):
+                state = InnerState(one["updates"], arrays)
+                self._restored.setdefault(one["name"], []).append(state)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moments:
+    """The optimizer moments of a device and, if devices keep errors, what it has not returned."""
+
+    name: str
+    updates: int
+    tensors: Mapping[tuple[SumName, str], Tensor]
 
 
 def local_updates(
@@ -261,6 +403,7 @@ def local_updates(
         f"diloco is not exact: devices train alone for {job.every} steps, so the losses differ "
         f"from those of exact training"
     )
+    rounds = Rounds(job.every, ExchangeKind(job.exchange), job.fragments, job.overlap)
     whole = WholeModel(
         model,
         batch=job.batch,
@@ -268,16 +411,16 @@ def local_updates(
         dtype=DType(job.dtype),
         rule=update_rule(job),
         clip=job.clip,
-        exchange=ExchangeKind(job.exchange),
+        rounds=rounds,
         progress=lambda what: context.note(f"making {what}"),
     )
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    outer = outer_optimizer(ExchangeKind(job.exchange), job.outer_lr, job.outer_momentum, trained)
+    outer = outer_optimizer(rounds.exchange, job.outer_lr, job.outer_momentum, trained)
     return LocalUpdates(
         whole,
         context.fleet,
         outer,
-        job.every,
+        rounds,
         stop=context.stop,
         note=context.note,
         presence=presence,

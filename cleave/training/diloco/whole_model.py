@@ -14,19 +14,19 @@ from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.calls import OutsideLayers
 from cleave.graphs.embedding_graph import embedding_graphs
-from cleave.graphs.exchange_graphs import clip_graph, zeros_graph
+from cleave.graphs.exchange_graphs import clip_graph, mixed_graph, zeros_graph
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.optimizer_graphs import squares_graph
 from cleave.graphs.packed import vocabulary_of
-from cleave.planner.local_updates import ExchangeKind
+from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.scheduler.rounds.work import LocalModel, MicroBatch
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
-from cleave.training.diloco.exchange import Exchange, peak_bytes
+from cleave.training.diloco.exchange import Exchange, peak_bytes, work_bytes
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
@@ -34,6 +34,7 @@ from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
+_MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
 _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 
@@ -47,7 +48,7 @@ class WholeModel:
         dtype: dtype in which devices may compute matrix products.
         rule: kind and settings of the devices' optimizer.
         clip: largest norm of gradients; 0 for no clipping.
-        exchange: form in which weights travel.
+        rounds: how often and in which form weights travel.
         progress: called with a description of each graph before its export.
 
     Attributes:
@@ -56,6 +57,9 @@ class WholeModel:
         array_of: returns a tensor as an array in the wire format.
         tensors: the trained parameters, by their key in the scheduler's model.
         names: the trained parameters' names in the model, by the same key.
+        elements: number of trained elements.
+        moments: number of arrays for each trained parameter that a device keeps besides weights.
+        fragments: the keys of the parameters that one round exchanges, for each fragment.
 
     Raises:
         LayerGraphError: if a part of the model cannot be exported.
@@ -71,7 +75,7 @@ class WholeModel:
         dtype: DType,
         rule: UpdateRule,
         clip: float,
-        exchange: ExchangeKind,
+        rounds: Rounds,
         progress: Callable[[str], None],
     ) -> None:
         self._rule, self._clip = rule, clip
@@ -101,6 +105,7 @@ class WholeModel:
             )
         if left := sorted(set(known.values()) - set(self.names.values())):
             raise UsageError(f"devices cannot train {left[0]} alone; use --method stages")
+        self.fragments = _fragments(keys, rounds.fragments)
         self._decays = list(dict.fromkeys(map(rule.decay_of, keys.values())))
         resident = {key: self._parameter(work, tensor) for key, tensor in keys.items()}
         work.resident = {id(keys[key]): one for key, one in resident.items()}
@@ -110,13 +115,15 @@ class WholeModel:
         loss = replace(
             loss, parameters={n: a for n, a in loss.parameters.items() if n != names.SCALE}
         )
+        exchange = rounds.exchange
         self.exchange = Exchange(exchange, work.graph, work.array_of)
         self.array_of = work.array_of
         width, tokens = graphs.calls[0].x.shape[-1], batch * seq
         trained = _FP32 * sum(tensor.numel() for tensor in keys.values())
         frozen = sum(t.nbytes for t in held.values()) - trained
-        states = 2 + len(next(iter(resident.values())).moments)
-        states += exchange is ExchangeKind.SPARSE  # what a device has not returned
+        self.elements = trained // _FP32
+        self.moments = len(next(iter(resident.values())).moments)
+        self.moments += exchange is ExchangeKind.SPARSE  # what a device has not returned
         logits = _LOGIT_COPIES * _FP32 * tokens * vocabulary_of(model)
         inputs = _FP32 * tokens * width * (len(layers) + 2)
         largest = max(tensor.numel() for tensor in keys.values())
@@ -125,6 +132,10 @@ class WholeModel:
         given[names.SCALARS] = self.scalars(0.0, 0)[0].columns
         # The largest parameter is updated last, when the other gradients are gone.
         updating = _FP32 * largest * (1 + len(update.outputs)) + peak_bytes(update, given)
+        works = {key: self.exchange.work(one.weight) for key, one in resident.items()}
+        # Differences, and the messages that contain them, while steps run.
+        most_returned = max(sum(work_bytes(works[key]) for key in each) for each in self.fragments)
+        passing = trained + logits + inputs + (most_returned if rounds.overlap else 0)
         exchanging = max(self.exchange.working_bytes(one.weight) for one in resident.values())
         self.work = LocalModel(
             step=StepWork(
@@ -143,11 +154,12 @@ class WholeModel:
                 {names.parameter(n): work.parameter(held[n]) for n in embedding.parameters},
                 {n: sum_shape(held[n]) for n in embedding.trainable},
             ),
-            exchange={key: self.exchange.work(one.weight) for key, one in resident.items()},
+            exchange=works,
             zeros=work.graph(zeros_graph()),
+            mixed=work.graph(mixed_graph(_MIXED)) if rounds.overlap else None,
             clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
-            held_bytes=states * trained + frozen,
-            working_bytes=max(trained + logits + inputs, updating, exchanging),
+            held_bytes=(2 + self.moments) * trained + frozen,
+            working_bytes=max(passing, updating, exchanging),
             activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
         )
 
@@ -178,3 +190,25 @@ class WholeModel:
             MicroBatch(indices(b.ids), indices(b.labels), floats(scale.numpy()), b.ids.numel())
             for b in batches
         ]
+
+
+def _fragments(keys: Mapping[SumName, Tensor], count: int) -> list[list[SumName]]:
+    """Divide the parameters into fragments, with the layers in turns.
+
+    Parameters outside the layers belong to the fragment that is smallest so far.
+
+    Raises:
+        UsageError: if there are more fragments than layers.
+    """
+    layers = len({layer for layer, _ in keys if layer != LOSS_LAYER})
+    if count > layers:
+        raise UsageError(
+            f"--fragments is {count}, and the model has {layers} layers; give at most that"
+        )
+    found: list[list[SumName]] = [[] for _ in range(count)]
+    for key in keys:
+        if key[0] != LOSS_LAYER:
+            found[key[0] % count].append(key)
+    for key in (key for key in keys if key[0] == LOSS_LAYER):
+        min(found, key=lambda each: sum(keys[one].numel() for one in each)).append(key)
+    return found

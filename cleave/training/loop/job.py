@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
-from cleave.planner.local_updates import EVERY, ExchangeKind
+from cleave.planner.local_updates import EVERY, ExchangeKind, Rounds
 from cleave.planner.plan import Method, StateMode
 from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
@@ -303,6 +303,15 @@ class JobSpec:
     every: int = _setting(
         EVERY, "With diloco: local steps between exchanges of weights.", least=1, most=10_000
     )
+    fragments: int = _setting(
+        1,
+        "With diloco: parts of the model, which are exchanged one after the other.",
+        least=1,
+        most=1000,
+    )
+    overlap: int = _setting(
+        0, "With diloco: local steps while weights travel.", least=0, most=10_000
+    )
     exchange: str = _setting(
         "bf16",
         "With diloco: form of exchanged weights: fp32, bf16, int8 or sparse (a 64th of the values, "
@@ -408,6 +417,7 @@ class JobSpec:
         ):
             if unusable:
                 raise UsageError(f"{option} does not go with --method diloco; leave one out")
+        Rounds(self.every, ExchangeKind(self.exchange), self.fragments, self.overlap)
         # Only at the end of a round does the server have weights.
         for name in ("steps", "eval_every", "sample_every"):
             if getattr(self, name) % self.every:

@@ -29,7 +29,7 @@ from cleave.training.data.batches import (
     learned_tokens,
     validation_batches,
 )
-from cleave.training.diloco.local_updates import LocalUpdates, local_updates
+from cleave.training.diloco.local_updates import INNER, LocalUpdates, local_updates
 from cleave.training.loop.checkpoint import (
     WEIGHTS,
     LoadedCheckpoint,
@@ -457,7 +457,7 @@ class Trainer:
             raise
         except DivergedError as error:
             raise self._diverged(f"in the round after step {self.step}", str(error)) from error
-        self.step += self.job.every
+        self.step += rounds.steps
         self._data = {self.step: self.loader.state()}
         wall_s, spent = time.perf_counter() - began_s, self._counters() - before
         return StepRecord(
@@ -697,6 +697,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint to resume from: weights, optimizer state and position in the data."""
+        if self.rounds is not None:
+            self.rounds.collect()
         try:
             self._sync()
         except AbandonedError:
@@ -746,6 +748,7 @@ class Trainer:
             FINGERPRINTS: asdict(self.fingerprints),
             "epoch": self._data[self.step].epoch,
             "position": self._data[self.step].position,
+            **({INNER: self.rounds.meta()} if self.rounds is not None else {}),
             **({LOSS_SCALE: asdict(self.optimizer.scale)} if self.optimizer.scale else {}),
         }
 
@@ -826,7 +829,7 @@ class Trainer:
         if checkpoint.step and scale is not None:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
         if self.rounds is not None:
-            self.rounds.load_tensors(checkpoint.tensors)
+            self.rounds.load(checkpoint.tensors, checkpoint.meta.get(INNER, []), checkpoint.step)
         # There is no optimizer state before the first update.
         elif scale.updates if scale is not None else checkpoint.step:
             self.optimizer.load_tensors(checkpoint.tensors)
