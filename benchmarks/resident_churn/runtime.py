@@ -25,6 +25,7 @@ from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.stages import resident
 from cleave.planner.stages.model import UPDATE_FLOPS, PsCompute
 from cleave.planner.stages.resident import plan_resident
+from cleave.scheduler.counters import Traffic
 from cleave.scheduler.stages import device, hot_spares
 from cleave.scheduler.stages.holders import RETURN_S
 from cleave.training.loop.job import OptimizerKind
@@ -54,6 +55,9 @@ _FIRST: Final = 2  # steps that do not count
 # A piece of a snapshot, which must not delay activations: 0.1 s of a link.
 _PIECE_BYTES: Final = 500
 _MOST_OFF: Final = 1e-4
+# Steps for which bytes are counted: several snapshots, which are about so many steps apart.
+_SNAPSHOTS: Final = 3
+_SNAPSHOT_STEPS: Final = 62
 # FLOPs that an update takes per parameter, in proportion to the tokens of a step.
 _UPDATE_FLOPS: Final = UPDATE_FLOPS * _ROWS * _TOKENS // (64 * 512)
 
@@ -67,6 +71,8 @@ class ServedRun:
         departures: number of devices that left.
         restored: number of stages that were rebuilt from the snapshot.
         error: largest relative difference of losses from plain PyTorch.
+        traffic: bytes of activations, gradients, snapshots and hot spares, as a multiple of the
+            activations and their gradients at the boundaries of stages.
     """
 
     steps: int
@@ -74,6 +80,7 @@ class ServedRun:
     departures: int
     restored: int
     error: float
+    traffic: float
 
 
 def small_model() -> tuple[nn.Module, ModelGraphs]:
@@ -151,23 +158,30 @@ def served_run(
                 left.append(seen.at_s) if isinstance(seen, Presence) and not seen.here else None
             )
         )
-        began_s = 0.0
+        began_s, before = 0.0, Traffic()
         for ids in batches():
             loss = optimizer.step_whole(_RATE, partial(staged.gradients, rows_of(ids)))
             assert isinstance(loss, float)
             losses.append(loss)
             if len(losses) == _FIRST:  # devices have received the model
-                began_s = runtime.now_s
+                began_s, before = runtime.now_s, fleet.counters().traffic.snapshot()
             if len(losses) > _FIRST and runtime.now_s - began_s >= wall_s:
                 break
         took_s = runtime.now_s - began_s
         assert staged.resident is not None
+        assert staged.plan is not None
+        stages = len(staged.plan.stages)
+        sent = fleet.counters().traffic - before
         restored = staged.resident.losses
         staged.close()
     plain = plain_losses(small_model()[0], len(losses))
     error = max(abs(a - b) / b for a, b in zip(losses, plain, strict=True))
     departures = sum(at_s > began_s for at_s in left)
-    return ServedRun(len(losses) - _FIRST, took_s, departures, restored, error)
+    steps = len(losses) - _FIRST
+    of_arrays = sum(each.weights + each.activations for each in (sent.down, sent.up))
+    # each stage's input, output, and their gradients
+    boundaries = steps * 4 * stages * _ROWS * _TOKENS * _WIDTH * 4
+    return ServedRun(steps, took_s, departures, restored, error, of_arrays / boundaries)
 
 
 def show(devices: int, minutes: float, away: float, departures: int, seeds: int) -> bool:
@@ -185,9 +199,13 @@ def show(devices: int, minutes: float, away: float, departures: int, seeds: int)
     churn = Availability(Durations(cycle_s * (1 - away)), Durations(cycle_s * away))
     alone = served_run(devices, None, wall_s=10 * every_s, hot=False)
     step_s = alone.wall_s / alone.steps
+    long_s = _SNAPSHOTS * _SNAPSHOT_STEPS * step_s
+    calm = [served_run(devices, None, wall_s=long_s, hot=hot).traffic for hot in (False, True)]
     print(
         f"the runtime in virtual time, all times divided by {SPEEDUP:g}: {step_s:.1f} s a step, "
-        f"a departure\nevery {every_s:.0f} s\n\n"
+        f"a departure\nevery {every_s:.0f} s\n"
+        f"bytes without departures: {calm[0]:.3f} times those of the boundaries, snapshots "
+        f"included; {calm[1]:.3f}\nif hot spares may follow\n\n"
         f"{'hot spares':10} {'seed':>4} {'steps':>5} {'departures':>10} {'rebuilt':>7} "
         f"{'effective':>9} {'losses off by':>13}"
     )
