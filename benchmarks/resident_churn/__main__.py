@@ -228,7 +228,7 @@ def _report(fleet: Fleet, rows: Sequence[dict[str, Any]], ruled: Sequence[dict[s
     held = costs.step(holders)
     assert held is not None
     snapshot_bytes = sum(map(costs.snapshot_bytes, holders)) * coded_ratio("fp32")
-    least = least_interval(snapshot_bytes, held.traffic_bytes)
+    least = least_interval(snapshot_bytes, held.traffic_bytes, share=0.1)
     print(
         f"usual stages: {fleet.usual_s[-1]:.1f} s a step\n"
         f"{len(holders)} resident stages: {held.step_s:.1f} s a step ({fleet.best_s:.1f} s with "

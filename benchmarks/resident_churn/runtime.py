@@ -57,7 +57,7 @@ _PIECE_BYTES: Final = 500
 _MOST_OFF: Final = 1e-4
 # Steps for which bytes are counted: several snapshots, which are about so many steps apart.
 _SNAPSHOTS: Final = 3
-_SNAPSHOT_STEPS: Final = 62
+_SNAPSHOT_STEPS: Final = 69
 # FLOPs that an update takes per parameter, in proportion to the tokens of a step.
 _UPDATE_FLOPS: Final = UPDATE_FLOPS * _ROWS * _TOKENS // (64 * 512)
 

@@ -62,4 +62,5 @@ def test_fewer_losses_never_shorten_the_interval(between_s: float, factor: float
 
 
 def test_a_tenth_more_traffic() -> None:
-    assert least_interval(snapshot_bytes=12e9, boundary_bytes=3e9) == pytest.approx(40)
+    found = least_interval(snapshot_bytes=12e9, boundary_bytes=3e9, share=0.1)
+    assert found == pytest.approx(40)
