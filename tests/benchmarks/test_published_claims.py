@@ -11,6 +11,7 @@ from benchmarks.published_claims.claims import (
     faster_than_dtfm,
 )
 from benchmarks.published_claims.verdict import OURS, Verdict
+from cleave.planner.coding import CodingPolicy
 from simulator.method import Outcome, Part
 from simulator.sweep import Processes, Row
 
@@ -61,6 +62,17 @@ def test_verdicts_follow_the_rows(times: tuple[float, ...], verdict: Verdict) ->
     assert claim.verdict("cleave") is verdict
     assert len(claim.rows) == 6
     assert all(len(line) == len(claim.columns) for line in claim.rows)
+
+
+def test_coding_is_for_ours_and_for_the_baselines() -> None:
+    plain, coded = (paper_cells(QUICK, each) for each in (CodingPolicy.OFF, CodingPolicy.ON))
+    for before, after in zip(plain.every, coded.every, strict=True):
+        assert (before.name, before.devices) == (after.name, after.devices)
+        for slow, fast in zip(before.conditions.devices, after.conditions.devices, strict=True):
+            assert fast.uplink_bytes_per_s == pytest.approx(slow.uplink_bytes_per_s / 0.675)
+            assert fast.downlink_bytes_per_s == pytest.approx(slow.downlink_bytes_per_s / 0.675)
+            assert fast.memory_bytes == slow.memory_bytes
+        assert all(device.codes_uplink for device in after.conditions.fp32_devices)
 
 
 def test_slopes_by_hand() -> None:

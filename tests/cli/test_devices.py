@@ -22,10 +22,6 @@ DEVICE: dict[str, Any] = {
 }  # fmt: skip
 MINE: dict[str, Any] = {**DEVICE, "id": 7, "name": "annas-laptop", "own": True}
 STRANGER: dict[str, Any] = {**DEVICE, "id": None, "name": "stranger"}
-NEW_CODE: dict[str, Any] = {
-    "id": 7, "code": "7KQ4-MWX2-PDH9", "page_url": "http://192.168.1.20/join#c=x", "url": "ws://x",
-    "uses": 1, "own": True, "expires_s": 1e9,
-}  # fmt: skip
 
 
 class Server:
@@ -67,23 +63,3 @@ def test_json_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
     printed, asked = invoke(monkeypatch, {"devices": [MINE, DEVICE]}, "devices", "--json")
     assert [device["own"] for device in json.loads(printed)["devices"]] == [True, False]
     assert asked == [("devices", {})]
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_codes_are_for_ones_own_devices_where_that_is_said(
-    own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed, asked = invoke(monkeypatch, NEW_CODE, "pair", *["--own"] * own)
-    assert asked == [("pair", {"uses": 1, "life_s": 600.0, "own": own})]
-    assert ("one device of your own can join" in printed) is own
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_whose_a_device_is_can_be_changed(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"device": MINE, "unwritten": ""}
-    printed, asked = invoke(
-        monkeypatch, answer, "devices", "own", "annas-laptop", *["--no"] * (not own)
-    )
-    assert asked == [("own", {"device": "annas-laptop", "own": own})]
-    assert ("it may train whole layers" in printed) is own
-    assert ("is not your own any more" in printed) is not own

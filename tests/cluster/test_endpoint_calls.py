@@ -95,19 +95,6 @@ def test_nobody_calls_without_the_key(served: ServedEndpoint, endpoint: Endpoint
     assert endpoint.called == [(2,)]
 
 
-def test_a_caller_that_proves_nothing_is_hung_up_on(
-    served: ServedEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address: Any = served._listener.address
-    with monkeypatch.context() as hurried:
-        hurried.setattr(endpoint_calls, "_PROVES_S", 0.01)
-        with socket.create_connection(address) as silent:
-            silent.settimeout(60)
-            while silent.recv(1000):  # its challenge, and then the end
-                pass
-    assert served.calls().call("echo", 3) == (3,)
-
-
 def test_silent_strangers_in_any_number_do_not_keep_a_worker_out(served: ServedEndpoint) -> None:
     address: Any = served._listener.address
     several = range(endpoint_calls._MAX_UNPROVED + 8)

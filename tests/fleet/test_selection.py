@@ -1,6 +1,5 @@
 """Which GEMMs stay on the PS: those that it is predicted to do sooner, and no others."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import pytest
 import cleave
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import Multiplier, Side
-from cleave.fleet.selection import Decision, SelectiveFleet, Selector, measure_ps, summarise
+from cleave.fleet.selection import SelectiveFleet, Selector, measure_ps
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
@@ -78,15 +77,6 @@ def test_a_fleet_that_is_busy_otherwise_is_not_asked() -> None:
         assert fleet.counters().blocks == 0
         _multiply(selective)
         assert fleet.counters().blocks == 1
-
-
-def test_the_summary_counts_and_adds_up() -> None:
-    kept = Decision(Gemm(1, 2, 3), DType.BF16, fleet_s=3.0, ps_s=1.0)
-    sent = Decision(Gemm(4, 5, 6), DType.BF16, fleet_s=1.0, ps_s=3.0)
-    summary = summarise(Counter({kept: 10, sent: 4}))
-    assert (summary.gemms, summary.total, summary.saves_s) == (10, 14, 20.0)
-    assert len(summary.reasons) == 1
-    assert summary.reasons[0].startswith("10 times 1x2x3 bf16")
 
 
 def _multiply(fleet: Multiplier) -> None:

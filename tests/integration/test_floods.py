@@ -103,25 +103,6 @@ def test_nested_lists_of_strangers_are_failed_attempts(notes: list[str]) -> None
     assert any("no acceptable hello" in note for note in notes)
 
 
-def test_a_measured_link_is_one_a_code_and_takes_no_more_than_a_probe(notes: list[str]) -> None:
-    access = Access(Store(None), "token")
-    with closing(access), cleave.serve(verify=False, auth=access) as server:
-        said = hello(access.pair().text, measure=True)
-        with opened(server) as first, opened(server) as second:
-            for device in (first, second):
-                device.send(said)
-                assert isinstance(heard(device), messages.Welcome)
-            error = refused(first)
-            assert error.code is ErrorCode.DUPLICATE
-            assert "one after the other" in error.message
-        with closing(raw(server)) as greedy:
-            greedy.sendall(upgrade() + frame(said))
-            greedy.sendall(b"\x82\xff" + (2**28 - 1).to_bytes(8, "big") + bytes(4))
-            assert is_cut(greedy)
-    (line,) = [note for note in notes if "announced a message of 268435455 bytes" in note]
-    assert "refused 127.0.0.1" in line
-
-
 FLOODS = {
     "heartbeats": frame(packed(messages.Heartbeat())) * 10_000,
     "telemetry": frame(packed(messages.Telemetry({"power_w": 4.0}))) * 10_000,
@@ -148,17 +129,6 @@ def test_an_admitted_device_that_floods_is_sent_away(
         multiplies(working.fleet)
     reasons = ("flood left (it sent more than 1000 messages", "pings and tiny fragments")
     assert any(reason in note for note in notes for reason in reasons)
-
-
-def test_who_is_in_no_hurry_may_say_much() -> None:
-    """A burst, as after a stalled network, pings in it; all answered, and the device stays."""
-    with cleave.serve(verify=False) as server, closing(inside(server)) as device:
-        said = packed(messages.Heartbeat())
-        device.sendall((frame(said) * 99 + frame(b"", Opcode.PING)) * 9)
-        device.sendall(frame(packed(messages.Telemetry({"power_w": 1.0}))))
-        session = next(iter(server.live.manager.sessions.values()))
-        until(lambda: session.telemetry)
-        assert server.fleet.device_count == 1
 
 
 def test_what_is_said_last_is_heard(notes: list[str]) -> None:

@@ -151,17 +151,6 @@ def test_tiles_never_take_longer_than_the_server_alone(
     assert forecaster.by_tiles(step, counted).step_s <= max(alone_s, products_s) * (1 + 1e-9)
 
 
-def test_the_choice_says_against_what() -> None:
-    found = MethodChoice(Method.AUTO, forecasts(3.0, 20.0, 5.0))
-    assert found.chosen.method is Method.STAGES
-    assert found.why == (
-        "Using stages: a step takes 3 s, compared with 20 s by tiles and 5 s on the server alone."
-    )
-    tie = MethodChoice(Method.AUTO, forecasts(30.0, 5.0, 5.0))
-    assert tie.chosen.method is Method.LOCAL
-    assert tie.why.endswith("by tiles; of equally fast methods, this one sends least.")
-
-
 def test_what_is_refused_is_never_chosen() -> None:
     local = Forecast(Method.LOCAL, 1e9)
     found = MethodChoice(Method.AUTO, [refused(Method.STAGES, "no memory"), local])

@@ -168,13 +168,6 @@ def test_an_unknown_profile() -> None:
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("name", ["", "../devices/t4", "devices", "zzzz"])
-def test_names_with_nothing_near(name: str) -> None:
-    with pytest.raises(ValueError, match="there is no profile") as caught:
-        load_profile(name)
-    assert "near" not in str(caught.value)
-
-
 def test_unknown_networks_and_availabilities() -> None:
     with pytest.raises(ValueError, match=r"no network 'hom' .*\(near are home.*known are 4g, "):
         load_network("hom")

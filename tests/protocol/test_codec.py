@@ -293,14 +293,6 @@ def test_an_unknown_code_is_a_code_like_any_other() -> None:
         ErrorCode(7)  # type: ignore[arg-type]
 
 
-def test_a_role_that_only_another_version_has_is_no_fault_of_form() -> None:
-    import msgpack
-
-    hello = decode(msgpack.packb(["hello", {"role": ["relay"], "version": 3, "versions": [3]}]))
-    assert isinstance(hello, Hello)
-    assert (hello.version, hello.versions) == (3, (3,))
-
-
 def test_a_welcome_of_another_version_says_so_before_anything_else() -> None:
     import msgpack
 

@@ -109,29 +109,6 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
     assert (error.code, error.retry_after_s) == (ErrorCode.LIMIT, FULL_RETRY_S)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        HELLO,
-        messages.Welcome(device=1),
-        messages.Put(1, 1, 1, "fp32", bytes(4)),
-        messages.Run(1, "matmul", (1, 2), False, False, "fp32"),
-        messages.Drop((1,)),
-        messages.Cancel((1,)),
-        messages.Request(1, "submit"),
-        messages.Computed(1, 0.0),  # belongs to the feature `graphs`, which its hello did not name
-    ],
-    ids=lambda m: m.TYPE,
-)
-def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> None:
-    manager = SessionManager()
-    _ready(manager, 1)
-    _ready(manager, 2)
-    assert _refusal(manager.received(1, message, 1.0)).code is ErrorCode.PROTOCOL
-    assert list(manager.sessions) == [2]
-    assert list(manager.scheduler.devices) == [2]
-
-
 RATES = (
     *("flops_per_s", "graph_flops_per_s", "graph_bf16_flops_per_s"),
     *("downlink_bytes_per_s", "uplink_bytes_per_s"),
@@ -382,15 +359,6 @@ def test_work_waits_for_the_probe() -> None:
     link.run()
     assert link.manager.scheduler.idle
     assert link.manager.scheduler.counters.results == 1
-
-
-@pytest.mark.parametrize("changes", [{"id": 5}, {"rows": 2}])
-def test_another_answer_to_the_probe_is_refused(changes: dict[str, Any]) -> None:
-    manager = SessionManager()
-    orders = _ready(manager, 1, UNKNOWN)
-    (run,) = [m for m in _sent(orders) if isinstance(m, messages.Run)]
-    answer = replace(messages.Result(run.id, 1, 1, "fp32", 0.0, bytes(4)), **changes)
-    assert _refusal(manager.received(1, answer, 1.0)).code is ErrorCode.PROTOCOL
 
 
 @any_memory

@@ -86,14 +86,6 @@ def test_a_strange_host_is_not_put_into_the_policy(host: str) -> None:
     assert "connect-src 'self';" in policy
 
 
-def test_over_tls_the_socket_is_named_so() -> None:
-    found = Pages(BUILT).answer(HttpRequest("/join", secure=True, host="[2001:db8::1]:8765"))
-    assert found is not None
-    assert "connect-src 'self' wss://[2001:db8::1]:8765;" in dict(found.headers)[
-        "Content-Security-Policy"
-    ]  # fmt: skip
-
-
 def test_what_shrinks_is_compressed_for_those_who_read_it() -> None:
     zipped = get("/assets/join-Ck3s.js", accept_encoding="br, gzip;q=0.8")
     assert dict(zipped.headers)["Content-Encoding"] == "gzip"
