@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -79,10 +80,14 @@ def test_a_killed_server_loses_at_most_the_round(corpus_file: Path, tmp_path: Pa
         _, lines = stack.enter_context(started(*command, cwd=tmp_path))
         for _ in range(2):
             done = wait_for_event(lines, "step")["step"]
-        until(lambda: (run / "checkpoints" / f"step-{done:06}").exists())
+        checkpoint = run / "checkpoints" / f"step-{done:06}"
+        until(checkpoint.exists)
+        # It has the optimizer moments with which a device of this name continues.
+        (kept,) = json.loads((checkpoint / "meta.json").read_text())["meta"]["inner"]
+        assert kept == {"name": "anna", "updates": done}
     with ExitStack() as stack:  # another server, after the first was killed during a round
         place = stack.enter_context(server(tmp_path))
-        joined(stack, place, "ben")
+        joined(stack, place, "anna")
         resume = ("train", "--resume", str(run), "--json", "--server", place["operator_url"])
         process, lines = stack.enter_context(started(*resume, cwd=tmp_path))
         assert wait_for_event(lines, "start")["step"] >= done

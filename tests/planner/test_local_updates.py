@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cleave.errors import DeviceMemoryError
+from cleave.errors import DeviceMemoryError, UsageError
 from cleave.planner.local_updates import ExchangeKind, Rounds, plan_round, planned_steps
 from cleave.planner.plan import DeviceRates
 from cleave.workload.registry import find_model
@@ -58,3 +60,28 @@ def test_devices_without_the_memory_take_no_part() -> None:
 
 def test_slower_devices_do_fewer_steps() -> None:
     assert planned_steps({1: 10.0, 2: 5.0, 3: 0.1}, 50) == {1: 50, 2: 25, 3: 1}
+
+
+@given(st.integers(0, 49), st.sampled_from([1, 2, 4, 5, 10]))
+def test_overlap_hides_at_most_the_exchange_and_at_most_its_steps(
+    overlap: int, fragments: int
+) -> None:
+    model, devices, each = SIZES.costs([128]), [device(1), device(2)], 100 // fragments
+    overlap = min(overlap, each - 1)
+    waiting = plan_round(model, ELEMENTS, devices, None, Rounds(100, fragments=fragments))
+    streaming = Rounds(100, fragments=fragments, overlap=overlap)
+    plan = plan_round(model, ELEMENTS, devices, None, streaming)
+    assert sum(streaming.overlapped(2)) == overlap
+    assert (plan.tokens, plan.uplink_bytes) == (waiting.tokens, waiting.uplink_bytes)
+    saved_s, step_s = waiting.round_s - plan.round_s, (waiting.round_s - waiting.exchange_s) / each
+    assert -1e-6 <= saved_s <= min(overlap * step_s, waiting.exchange_s) + 1e-6
+    assert saved_s == pytest.approx(waiting.exchange_s - plan.exchange_s)
+
+
+def test_numbers_that_do_not_go_together_are_refused() -> None:
+    for numbers, said in (
+        ((50, 3, 0), "a multiple of --fragments"),
+        ((50, 5, 10), "10 steps apart"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Rounds(numbers[0], ExchangeKind.BF16, *numbers[1:])

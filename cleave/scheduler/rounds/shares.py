@@ -17,8 +17,8 @@ def bounded_shares(
 ) -> dict[int, float]:
     """Return the weight of each device's difference in the average.
 
-    A weight is proportional to the device's tokens and its learning rate. A difference whose norm is
-    far above the usual one is scaled down, so a single device cannot move the average far. A
+    A weight is proportional to the device's tokens and its learning rate. A difference whose norm
+    is far above the usual one is scaled down, so a single device cannot move the average far. A
     difference that is not finite has no weight. Without such differences, the weights add up to 1.
 
     Args:
