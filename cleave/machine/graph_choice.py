@@ -204,6 +204,17 @@ class GraphChoice:
         except GraphError:
             return 0.0
 
+    def accelerates(self, products: DType | None = None) -> bool:
+        """Return True if the chosen runner uses an accelerator.
+
+        Args:
+            products: the 16-bit dtype in which matrix products may be computed; None for fp32.
+        """
+        try:
+            return self._choice(products).runner.name not in (CPU, "torch:cpu")
+        except GraphError:
+            return False
+
     @property
     def memory_bytes(self) -> float:
         """Return the free memory of the chosen runners' accelerators; infinity for the CPU.
