@@ -231,7 +231,7 @@ def served(options: argparse.Namespace, processor: str, folder: Path) -> dict[st
         keys["CLEAVE_OPERATOR_CREDENTIAL"] = secrets.token_urlsafe(16)
         serving = [
             *_CLEAVE, "serve", "--json", "--port", "0", "--data", "none", "--stages-on", "any",
-            "--coding", "off", "--runs", str(folder / "runs"),
+            "--coding", "off", "--compute", "off", "--runs", str(folder / "runs"),
         ]  # fmt: skip
         server = processes.start("serve", serving, **keys)
         at = processes.await_record(server, lambda each: each["event"] == "listening")

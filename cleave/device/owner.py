@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.policy import Condition, Observation, Policy
 from cleave.errors import UsageError
+from cleave.machine.gpu_sensors import GpuSensors
 from cleave.machine.sensors import Sensors, read_file, usable_cores
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]  # None if the command fails
@@ -41,19 +42,32 @@ class OwnerSensors(Protocol):
 
 
 def observe(
-    sensors: OwnerSensors, policy: Policy, hour: float | None = None, data_bytes: int = 0
+    sensors: OwnerSensors,
+    policy: Policy,
+    hour: float | None = None,
+    data_bytes: int = 0,
+    gpus: GpuSensors | None = None,
 ) -> Observation:
     """Return the current values of the sensors that the policy depends on.
 
-    `hour` is the fractional local hour of the day, or None to use the current time. `data_bytes` is
-    the number of bytes transferred in the current span of the data cap.
+    Args:
+        hour: fractional local hour of the day; None to use the current time.
+        data_bytes: number of bytes transferred in the current span of the data cap.
+        gpus: sensors of the machine's GPUs; None to leave GPUs out.
     """
     now = time.localtime()
+    temperature_c = None if policy.max_temperature_c is None else sensors.temperature_c()
+    if temperature_c is not None and gpus is not None:  # without the CPU's, it stays unknown
+        temperature_c = max(temperature_c, gpus.temperature_c() or temperature_c)
+    idle_s = sensors.idle_s() if Condition.IDLE in policy.when else None
+    if idle_s is not None and gpus is not None:  # a game or a video call, without other input
+        used_s = gpus.idle_s()
+        idle_s = idle_s if used_s is None else min(idle_s, used_s)
     return Observation(
         hour=now.tm_hour + now.tm_min / 60 if hour is None else hour,
-        idle_s=sensors.idle_s() if Condition.IDLE in policy.when else None,
+        idle_s=idle_s,
         charging=sensors.charging() if Condition.CHARGING in policy.when else None,
-        temperature_c=None if policy.max_temperature_c is None else sensors.temperature_c(),
+        temperature_c=temperature_c,
         data_bytes=data_bytes,
     )
 

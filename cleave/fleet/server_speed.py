@@ -54,11 +54,15 @@ def measured_server(
         layer_s = sustained_s(_layer(width, inner, dtype))
         loss_s = sustained_s(_loss(width, vocabulary, dtype))
         update_s = sustained_s(_update())
+    graphs, products = graphs_here(), dtype if dtype is DType.BF16 else None
+    loss_flops_per_s = 6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s
+    if graphs.accelerates(products):
+        loss_flops_per_s = max(loss_flops_per_s, graphs.flops_per_s(products))
     return PsCompute(
         12 * _TOKENS * width * inner / layer_s,
         trained * update_s / _PARAMETERS,
-        loss_flops_per_s=6 * _TOKENS_OF_LOSS * width * vocabulary / loss_s,
-        graph_flops_per_s=graphs_here().flops_per_s(dtype if dtype is DType.BF16 else None),
+        loss_flops_per_s=loss_flops_per_s,
+        graph_flops_per_s=graphs.flops_per_s(products),
         parameter_s=update_s / _PARAMETERS,
     )
 
@@ -67,8 +71,8 @@ def measured_server(
 def graphs_here() -> GraphChoice:
     """Return what runs graphs fastest on this machine. Only the first use of it measures.
 
-    Audits use it, and they explain errors of devices up to `LARGEST_ERROR`. So the PS's own error
-    must be much smaller.
+    The PS computes its loss with it if it is an accelerator. Audits use it in any case. They
+    explain errors of devices up to `LARGEST_ERROR`. So the PS's own error must be much smaller.
     """
     return GraphChoice(largest_error=LARGEST_ERROR / 4)
 

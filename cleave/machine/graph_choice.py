@@ -204,6 +204,21 @@ class GraphChoice:
         except GraphError:
             return 0.0
 
+    def named(self, products: DType | None = None) -> str:
+        """Return the chosen runner's name; empty if no runner can be used.
+
+        Args:
+            products: the 16-bit dtype in which matrix products may be computed; None for fp32.
+        """
+        try:
+            return self._choice(products).runner.name
+        except GraphError:
+            return ""
+
+    def accelerates(self, products: DType | None = None) -> bool:
+        """Return True if the chosen runner uses an accelerator. `products` as in `named`."""
+        return self.named(products) not in ("", CPU, "torch:cpu")
+
     @property
     def memory_bytes(self) -> float:
         """Return the free memory of the chosen runners' accelerators; infinity for the CPU.

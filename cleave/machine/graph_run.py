@@ -245,13 +245,13 @@ def fetch(order: FetchRun) -> memoryview:
             f"an array of shape {tuple(value.shape)} has no rows {order.first_row} to "
             f"{order.first_row + order.rows} of {order.columns} columns"
         )
-    part = _on_host(rows[order.first_row : order.first_row + order.rows])
+    part = on_host(rows[order.first_row : order.first_row + order.rows])
     if isinstance(order.array, Kept) and order.out is DType.FP32:
         order.array.returned = True
     return arrays.Buffer(arrays.narrow(part, order.out), order.out).pack()
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
     """Return an array as a numpy array; `value` may be in the memory of any processor."""
     if isinstance(value, np.ndarray):
         return value
@@ -312,7 +312,7 @@ def _fed(session: OpenGraph, name: str, given: GraphInput) -> Any:
             session, WebgpuSession
         ):
             return value
-        return session.upload(_on_host(value))  # another runner computed it
+        return session.upload(on_host(value))  # another runner computed it
     is_upcast = isinstance(given, StoredArray | Concatenated) and given.dtype is not DType.FP32
     is_fixed = all(isinstance(size, int) for size in shape)
     # An activation has a dynamic shape, and is used once.

@@ -56,6 +56,7 @@ def hold_strips_well() -> Callable[[], None]:
 
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
+_GPU_DRIVERS: Final = ("amdgpu", "i915", "nouveau", "radeon", "xe")
 _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 
@@ -188,6 +189,10 @@ class Sensors:
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
         return max(named or [c for _, c in found], default=None)
+
+    def of_gpus_c(self) -> list[float]:
+        """Return the temperatures of GPUs whose driver states them; NVIDIA's does not."""
+        return [c for name, c in self._hwmon() if name in _GPU_DRIVERS]
 
     def _hwmon(self) -> Iterator[tuple[str, float]]:
         for folder in sorted((self._root / "sys/class/hwmon").glob("hwmon*")):

@@ -65,9 +65,9 @@ def _wrapped(places: Tensor, size: int) -> Tensor:
 # --- without attributes -------------------------------------------------------------------------
 
 
-def _divided(a: Tensor, b: Tensor) -> Tensor:
+def _divided(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     if a.is_floating_point():
-        return a / b
+        return torch.div(a, b, out=out)
     return torch.div(a, b, rounding_mode="trunc")
 
 
@@ -134,6 +134,12 @@ def _p_relu(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, slope * x, x)
 
 
+def _relu_gradient(dy: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    made = torch.empty_like(dy) if out is None else out
+    torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=made)
+    return made
+
+
 _SIMPLE: Final[Mapping[str, Operation]] = {
     **{
         name: getattr(torch, name.lower())
@@ -169,6 +175,7 @@ _SIMPLE: Final[Mapping[str, Operation]] = {
     "PRelu": _p_relu,
     "Pow": _power,
     "Range": _range,
+    "ReluGradient": _relu_gradient,
     "Size": lambda x: torch.tensor(x.numel()),
     "Slice": _sliced,
     "Softplus": lambda x: F.softplus(x, threshold=80),
@@ -293,8 +300,27 @@ def _layer_normalization(of: Attributes) -> Operation:
     return run
 
 
-def _softmax(calculate: Callable[..., Tensor], of: Attributes) -> Operation:
-    return lambda x: calculate(x, of.get("axis", -1))
+def _softmax(of: Attributes) -> Operation:
+    axis = of.get("axis", -1)
+    return lambda x, out=None: torch.softmax(x, axis, out=_by_row(out, axis))
+
+
+def _by_row(out: Tensor | None, axis: int) -> Tensor | None:
+    """Return the result's memory if PyTorch reads each row before it overwrites that row."""
+    is_safe = out is not None and out.device.type == "cpu" and axis in (-1, out.dim() - 1)
+    return out if is_safe else None
+
+
+def _softmax_gradient(of: Attributes) -> Operation:
+    axis, calculate = of["axis"], torch.ops.aten._softmax_backward_data.out
+
+    def run(dy: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+        if (made := _by_row(out, axis)) is None:
+            made = torch.empty_like(y)
+        calculate(dy, y, axis, y.dtype, grad_input=made)
+        return made
+
+    return run
 
 
 def _reduced(calculate: Callable[[Tensor, list[int], bool], Tensor], of: Attributes) -> Operation:
@@ -505,7 +531,7 @@ _BUILT: Final[Mapping[str, Callable[[Attributes], Operation]]] = {
     "IsInf": _infinite,
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": lambda of: partial(F.leaky_relu, negative_slope=of.get("alpha", 0.01)),
-    "LogSoftmax": partial(_softmax, torch.log_softmax),
+    "LogSoftmax": lambda of: lambda x: torch.log_softmax(x, of.get("axis", -1)),
     "Mod": lambda of: torch.fmod if of.get("fmod", 0) else torch.remainder,
     "Pad": _padded,
     "RandomUniformLike": _random_like,  # only the PS's own graphs may have it
@@ -514,7 +540,8 @@ _BUILT: Final[Mapping[str, Callable[[Attributes], Operation]]] = {
     "ScatterND": _scatter_nd,
     "Selu": _selu,
     "Shape": _shape,
-    "Softmax": partial(_softmax, torch.softmax),
+    "Softmax": _softmax,
+    "SoftmaxGradient": _softmax_gradient,
     "Split": _split,
     "ThresholdedRelu": _threshold,
     "TopK": _top,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cleave.arrays import Array, DType
 from cleave.machine.graph_session import GraphError, additions, inputs_of
+from cleave.machine.torch_fusion import enclosed, fused
 from cleave.machine.torch_operations import Operation, OperationError, operation
 
 # Operations whose inputs after the first are sizes, which stay on the CPU.
@@ -45,6 +46,19 @@ _EXACT: Final = frozenset(
         "Unsqueeze",
     )
 )
+# Operations whose result may overwrite an input of the same shape.
+_OVERWRITING: Final = frozenset(
+    (
+        *("Add", "Div", "Erf", "Exp", "Mul", "Neg", "Reciprocal", "ReluGradient", "Sigmoid"),
+        *("Softmax", "SoftmaxGradient", "Sqrt", "Sub", "Tanh", "Where"),
+    )
+)
+# Operations whose results never share memory with inputs, except inputs that they overwrite.
+_NEW: Final = _OVERWRITING | {
+    *("Gelu", "LayerNormalization", "LogSoftmax", "MatMul", "Pow", "ReduceMean", "ReduceSum"),
+    "Relu",
+}
+_OUTSIDE: Final = ""  # stands for the memory of all arrays that the operations do not allocate
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,8 @@ class _Product:
         narrow = self.a.dtype != total.dtype
         if narrow or self.a.dim() != 2 or self.b.dim() != 2 or total.shape != shape:
             product = (self.a @ self.b).to(total.dtype)
-            return total.add_(product) if in_place else total + product
+            free = (total, product) if in_place else (product,)
+            return torch.add(total, product, out=_fitting(free, (total, product)))
         return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
 
 
@@ -75,6 +90,7 @@ class _Step:
     Attributes:
         run: computes the operation; None for the operations with subgraphs.
         ended: names of the arrays that no later operation uses.
+        free: names of the inputs whose memory no later operation uses.
     """
 
     name: str
@@ -83,6 +99,7 @@ class _Step:
     outputs: Sequence[str]
     attributes: Mapping[str, Any]
     ended: Sequence[str] = ()
+    free: frozenset[str] = frozenset()
 
 
 class TorchSession:
@@ -281,9 +298,9 @@ class _Program:
         self.inputs = [given.name for given in graph.input]
         self.outputs = [output.name for output in graph.output]
         self.constants = {each.name: self._tensor(each) for each in graph.initializer}
-        nodes = list(graph.node)
+        nodes = fused(list(graph.node), self.constants, self.outputs)
         self._steps = [self._step(node) for node in nodes]
-        taken = [{*node.input, *_enclosed(node)} for node in nodes]
+        taken = [{*node.input, *enclosed(node)} for node in nodes]
         uses = Counter(name for each in taken for name in each)
         uses.update(self.outputs)
         added = {name for node in nodes if node.op_type == "Add" for name in node.input}
@@ -299,6 +316,7 @@ class _Program:
         for step, names in zip(reversed(self._steps), reversed(taken), strict=True):
             step.ended = [name for name in {*names, *step.outputs} - later if name]
             later |= names
+        self._free_inputs(taken)
 
     def run(
         self,
@@ -329,6 +347,34 @@ class _Program:
             factors.pop(name, None)
         return [_computed(arrays[name]) for name in wanted]
 
+    def _free_inputs(self, taken: Sequence[set[str]]) -> None:
+        """Find the inputs that operations may overwrite.
+
+        Args:
+            taken: the names that each operation uses, those in its subgraphs included.
+        """
+        memory: dict[str, set[str]] = {}  # by array: the arrays whose memory it may share
+        last_use: dict[str, int] = {}
+        for number, (step, names) in enumerate(zip(self._steps, taken, strict=True)):
+            shared = {part for name in names for part in memory.get(name, {_OUTSIDE})}
+            last_use |= dict.fromkeys(shared, number)
+            is_new = step.name in _NEW and not step.attributes.get("noop_with_empty_axes")
+            for name in step.outputs:
+                # The factors of a deferred product are used after its operation.
+                is_own = is_new and name not in self._deferred
+                memory[name] = {name} if is_own else shared
+        kept = {part for name in self.outputs for part in memory.get(name, ())}
+        last_use |= dict.fromkeys({_OUTSIDE, *kept}, len(self._steps))
+        for number, step in enumerate(self._steps):
+            if step.name in _OVERWRITING:
+                parts = {name: memory.get(name, {_OUTSIDE}) for name in step.inputs}
+                step.free = frozenset(
+                    name
+                    for name, mine in parts.items()
+                    if all(last_use[part] == number for part in mine)
+                    and all(mine.isdisjoint(parts[other]) for other in parts if other != name)
+                )
+
     def _made(
         self,
         step: _Step,
@@ -340,11 +386,7 @@ class _Program:
             return self._enclosing(step, arrays, factors)
         values = [arrays[name] if name else None for name in step.inputs]
         if step.name == "Add":
-            total = into.get(step.outputs[0])
-            if total is not None and values[0] is not total:
-                values.reverse()  # the operand to overwrite comes first
-            in_place = total is not None and values[0] is total
-            return [self._added(values, in_place)]
+            return [self._added(step, values, into.get(step.outputs[0]))]
         given = [_computed(value) if value is not None else None for value in values]
         if step.name in _EXACT:  # a 16-bit array is upcast only where it is used
             made = step.run(*given)
@@ -361,7 +403,11 @@ class _Program:
             assert a is not None
             assert b is not None
             return [_Product(a, b)]
-        made = step.run(*given)
+        if step.name in _OVERWRITING:
+            free = _without_use(step, step.inputs, values, given)
+            made = step.run(*given, out=_fitting(free, given))
+        else:
+            made = step.run(*given)
         return [made] if isinstance(made, Tensor) else made
 
     def _factor(self, name: str, value: Tensor | None, factors: dict[str, Tensor]) -> Any:
@@ -375,20 +421,26 @@ class _Program:
                 factors[name] = found
         return found
 
-    def _added(self, values: Sequence[_Value], in_place: bool) -> Tensor:
-        """Return the sum of two arrays, in the memory of the graph input if `in_place`."""
-        one, other = values
-        if isinstance(one, _Product):
-            one, other = other, one
-        total = _widened(_computed(one))
-        if isinstance(other, _Product):
-            if other.a.device != total.device:
-                total = total.to(self._processor)
-            return other.added_to(total, in_place=in_place)
-        total, more = self._together([total, _widened(_computed(other))])
-        assert total is not None
-        assert more is not None
-        return total.add_(more) if in_place else total + more
+    def _added(self, step: _Step, values: Sequence[_Value], total: Tensor | None) -> Tensor:
+        """Return the sum of two arrays, in the memory of `total` if that is one of them."""
+        product = next((each for each in values if isinstance(each, _Product)), None)
+        names, rest = zip(
+            *(pair for pair in zip(step.inputs, values, strict=True) if pair[1] is not product),
+            strict=True,
+        )
+        given = self._together([_widened(_computed(each)) for each in rest])
+        if total is None or all(each is not total for each in rest):
+            free = _without_use(step, names, rest, given)
+        else:
+            free = [total]
+        if product is None:
+            made: Tensor = torch.add(*given, out=_fitting(free, given))  # type: ignore[arg-type]
+            return made
+        (other,) = given
+        assert other is not None
+        if product.a.device != other.device:
+            other = other.to(self._processor)
+        return product.added_to(other, in_place=any(each is other for each in free))
 
     def _enclosing(
         self, step: _Step, arrays: _Arrays, factors: dict[str, Tensor]
@@ -461,10 +513,38 @@ def _widened(value: Tensor | None) -> Any:
     return value.float() if narrow and value is not None else value
 
 
-def _enclosed(node: Any) -> Iterator[str]:
-    """Yield the names of the arrays that the subgraphs of a node use."""
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from inner.input
-            yield from _enclosed(inner)
-        yield from (output.name for output in attribute.g.output)
+def _without_use(
+    step: _Step,
+    names: Sequence[str],
+    values: Sequence[_Value],
+    given: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Return those inputs of an operation that have no use after it.
+
+    Args:
+        names, values: names and arrays of the inputs.
+        given: the same arrays in fp32. The copy of a narrow array has no other use.
+    """
+    return [
+        tensor
+        for name, value, tensor in zip(names, values, given, strict=True)
+        if tensor is not None and (name in step.free or tensor is not value)
+    ]
+
+
+def _fitting(free: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the first of the arrays `free` that has the shape of a result of `given`."""
+    for each in free:
+        if (
+            each.dtype is torch.float32
+            and each.is_contiguous()
+            and all(one is None or _broadcasts(one.shape, each.shape) for one in given)
+        ):
+            return each
+    return None
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Return True if an array of a shape can be expanded to the shape `to`."""
+    pairs = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)

@@ -154,6 +154,7 @@ def join(
     from cleave.device.session import DeviceSession, Keeping, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
+    from cleave.machine.gpu_sensors import GpuSensors
     from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
     from cleave.machine.sensors import (
@@ -310,6 +311,7 @@ def join(
     data: DataMeter | None = None
     if policy is not None:
         sensors, gate, lent = owner.this_machine(), Gate(policy), policy
+        gpus = GpuSensors(owner.run_command)
         require_visible(policy, owner.observe(sensors, policy))
         owner.step_aside()
         if policy.data_cap is not None:
@@ -317,7 +319,7 @@ def join(
 
         async def look_at_machine() -> Permission:
             used = data.used() if data is not None else 0
-            seen = await asyncio.to_thread(owner.observe, sensors, lent, data_bytes=used)
+            seen = await asyncio.to_thread(owner.observe, sensors, lent, data_bytes=used, gpus=gpus)
             found = gate.decide(seen)
             return found if data is None else replace(found, until_s=data.until_s())
 

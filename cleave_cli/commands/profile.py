@@ -17,6 +17,7 @@ from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError, not_installed
 from cleave_cli.options import Json, usage_errors
+from cleave_cli.render.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -92,8 +93,12 @@ def device(
     if seed < 0:
         raise UsageError(f"--seed is {seed}; give 0 or more")
     _need("scipy.optimize", "tomli_w")
+    from msgspec.structs import replace
+
+    from cleave.arrays import DType
     from cleave.machine.backends import choose, known_name
     from cleave.machine.sensors import hold_strips_well
+    from cleave.machine.graph_choice import GraphChoice
     from cleave_cli.own_server import own_device
     from profiles.library import write_profile
     from profiles.measuring import device as profiling
@@ -121,6 +126,8 @@ def device(
     )
     hold_strips_well()  # the same memory settings as on a device
     chosen = choose(backend).backend
+    examined: list[str] = []
+    graphs = GraphChoice(notify=examined.append)
     with _progress() as bar:
         task = bar.add_task("starting", total=settings.total_s)
 
@@ -129,9 +136,17 @@ def device(
 
         try:
             with own_device(chosen.name, threads) as timer:
-                measured = profiling.measure_device(settings, chosen, progress, timer=timer)
+                measured = profiling.measure_device(
+                    settings, chosen, progress, timer=timer, graphs=graphs.flops_per_s
+                )
         except (OSError, ValueError) as error:
             raise CleaveError(f"this machine could not be measured: {error}") from None
+    for text in examined:
+        typer.echo(printable(text), err=True)
+    if measured.graphs is not None:
+        by = " and ".join(dict.fromkeys(map(graphs.named, (None, DType.BF16))))
+        source = f"{measured.graphs.source}, by {by}"
+        measured = replace(measured, graphs=replace(measured.graphs, source=source))
     with usage_errors():
         write_profile(measured, target)
     _show(measured, as_json=as_json, file=target)

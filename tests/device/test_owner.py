@@ -19,6 +19,7 @@ from cleave.device.owner import (
     this_machine,
 )
 from cleave.device.policy import Condition, Observation, Policy
+from cleave.machine.gpu_sensors import GpuSensors
 from cleave.machine.sensors import available_memory_bytes, total_memory_bytes
 
 NOW_S = 1_800_000_000.0
@@ -254,3 +255,28 @@ def test_commands_that_fail_or_are_not_there_answer_nothing() -> None:
     assert run_command(["echo", "x"]) == "x\n"
     assert run_command(["false"]) is None
     assert run_command(["/no/such/command"]) is None
+
+
+# --- GPUs ---
+
+
+@pytest.mark.parametrize(
+    ("use", "gpu_c", "idle_s", "hot_c"),
+    [("3", "84", 400, 84), ("60", "40", 0, 55), ("-", "[N/A]", 400, 55)],
+)
+def test_gpus_count_as_use_and_heat(
+    tmp_path: Path, use: str, gpu_c: str, idle_s: float, hot_c: float
+) -> None:
+    """What is unknown of the CPU stays unknown, whatever the GPU shows."""
+    table = f"# gpu pid type sm mem enc dec command\n 0 8617 G {use} 1 - - game\n"
+    answers = {"nvidia-smi pmon": table, "nvidia-smi --query-gpu=temperature": f"{gpu_c}\n"}
+    gpus = GpuSensors(FakeCommands(answers), tmp_path, lambda: 0.0, has_nvidia=True)
+    terminal(tmp_path, "dev/tty1", 400)
+    lent = Policy(when=frozenset({Condition.IDLE}), max_temperature_c=80)
+    assert observe(linux(tmp_path), lent, gpus=gpus).temperature_c is None
+    write(
+        tmp_path,
+        {"sys/class/hwmon/hwmon0/name": "k10temp", "sys/class/hwmon/hwmon0/temp1_input": "55000"},
+    )
+    seen = observe(linux(tmp_path), lent, gpus=gpus)
+    assert (seen.idle_s, seen.temperature_c) == (idle_s, hot_c)

@@ -62,6 +62,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "error of the model on held-out shapes" in shown.stdout
     for words in ("bf16>fp32", "95th percentile", "numpy, threads: 1"):
         assert words in shown.stdout
+    assert "runs layers at" in shown.stderr
     return path
 
 
@@ -87,6 +88,8 @@ def test_what_was_measured(measured: Path) -> None:
     assert (found.host.executor, found.host.threads) == ("numpy", 1)
     assert found.sustained is not None
     assert found.sustained.thermal is None
+    assert found.graphs is not None
+    assert found.graphs.source.startswith("measured, a layer's graph, by cpu")
     assert found.memory.bytes == found.memory.installed_bytes // 2
     assert found.power is None or found.power.source
 

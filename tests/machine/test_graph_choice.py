@@ -182,6 +182,8 @@ def test_the_fastest_runner_is_taken(there: dict[str, float], fastest: str) -> N
     choice(adding())
     assert machine.opened[-1] == fastest
     assert choice.flops_per_s() == there[fastest]
+    assert choice.named() == fastest
+    assert choice.accelerates() == (fastest != CPU)
     compared = [name for name in there if name != "torch:cpu"]
     told = [text for text in machine.said if " runs layers at " in text]
     assert sorted(text.partition(" ")[0] for text in told) == sorted(compared)

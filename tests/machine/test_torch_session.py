@@ -11,11 +11,15 @@ import numpy.typing as npt
 import onnx
 import pytest
 import torch
+from hypothesis import example
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from cleave import arrays
 from cleave.arrays import DType
+from cleave.graphs.noise import with_narrow_products
 from cleave.machine.backends import StoredArray
 from cleave.machine.graph_choice import open_in_torch
 from cleave.machine.graph_narrowing import narrowed
@@ -24,6 +28,7 @@ from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetc
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.graph_trials import accuracy
 from cleave.machine.onnx_graph import ArrayType, Node, written
+from cleave.machine.torch_fusion import fused
 from cleave.machine.torch_session import TorchSession
 from tests.graphs.models import TOKENS, graphs_of, small_model
 from tests.vectors.graph_runs import sound_runs
@@ -254,6 +259,77 @@ def test_outputs_share_no_memory() -> None:
         value.add_(1)
     assert x.tolist() == [1, 1, 1]
     assert [value.tolist() for value in found.values()] == [[2] * 3, [0] * 3, [0] * 3]
+
+
+_UNARY: Final = ("Neg", "Sigmoid", "Relu", "Softmax", "Identity", "Transpose")
+_BINARY: Final = ("Add", "Sub", "Mul", "MatMul")
+
+
+@drawn(
+    st.lists(
+        st.tuples(st.sampled_from((*_UNARY, *_BINARY)), st.integers(1, 4), st.integers(1, 4)),
+        min_size=2,
+        max_size=20,
+    ),
+    st.sampled_from([None, DType.BF16]),
+)
+@example([("Neg", 1, 1), ("MatMul", 1, 2), ("Neg", 2, 1), ("Add", 2, 1), ("Neg", 1, 1)], None)
+@example([("Neg", 1, 1), ("Transpose", 1, 1), ("Sub", 1, 2), ("Neg", 1, 1)], None)
+@example([("Neg", 1, 1), ("Neg", 1, 1), ("Neg", 1, 1)], None)
+def test_memory_is_reused_only_after_its_last_use(
+    drawn_nodes: list[tuple[str, int, int]], products: DType | None
+) -> None:
+    """Random graphs, whose arrays share memory in all ways, return what ONNX Runtime returns."""
+    names, square = ["x", "w"], ArrayType([4, 4])
+    nodes = []
+    for number, (operation, first, second) in enumerate(drawn_nodes):
+        given = [names[-min(first, len(names))]]
+        if operation in _BINARY:
+            given.append(names[-min(second, len(names))])
+        names.append(f"{number}")
+        nodes.append(Node(operation, given, [names[-1]]))
+    outputs = dict.fromkeys({names[-1], names[-2]} - {"x", "w"}, square)
+    model = written(nodes, {"x": square, "w": square}, outputs)
+    random = np.random.default_rng(len(nodes))
+    feed = {name: random.standard_normal((4, 4), np.float32) for name in ("x", "w")}
+    wanted = model if products is None else with_narrow_products(model)
+    session = TorchSession(model, products=products)
+    uploaded = {name: session.upload(array.copy()) for name, array in feed.items()}
+    found = session.run_into(uploaded, {})
+    for name, array in zip(outputs, _by_onnx_runtime(wanted, feed), strict=True):
+        size = float(np.linalg.norm(array))
+        within = 1e-5 if products is None else 0.05
+        if np.isfinite(size):
+            assert np.linalg.norm(found[name].float().numpy() - array) <= within * size + within
+    for name, tensor in uploaded.items():
+        np.testing.assert_array_equal(tensor.numpy(), feed[name])
+
+
+def test_gradients_of_softmax_and_relu_are_computed_at_once() -> None:
+    rows = ArrayType(["batch", 5])
+    nodes = [
+        Node("Softmax", ["x"], ["y"], {"axis": -1}),
+        Node("Mul", ["dy", "y"], ["weighted"]),
+        Node("ReduceSum", ["weighted", "last"], ["total"]),
+        Node("Mul", ["total", "y"], ["correction"]),
+        Node("Sub", ["weighted", "correction"], ["of_softmax"]),
+        Node("Relu", ["x"], ["active"]),
+        Node("LessOrEqual", ["active", "zero"], ["idle"]),
+        Node("Where", ["idle", "zero", "dy"], ["of_relu"]),
+    ]
+    constants = {"last": np.array([-1], "<i8"), "zero": np.zeros((), "<f4")}
+    outputs = dict.fromkeys(("of_softmax", "of_relu"), rows)
+    model = written(nodes, {"x": rows, "dy": rows}, outputs, constants)
+    graph = onnx.load_from_string(model).graph
+    tensors = {name: torch.tensor(value) for name, value in constants.items()}
+    found = [node.op_type for node in fused(graph.node, tensors, list(outputs))]
+    assert found == ["Softmax", "SoftmaxGradient", "Relu", "ReluGradient"]
+    feed = {"x": _floats(3, 5), "dy": _floats(3, 5)}
+    feed["x"][0, :2] = np.nan, 0
+    _assert_alike(TorchSession(model).run(feed), _by_onnx_runtime(model, feed))
+    # Another axis, or another use of an operand, leaves the operations as they are.
+    other = {**tensors, "last": torch.tensor([0]), "zero": torch.tensor(1.0)}
+    assert len(fused(graph.node, other, list(outputs))) == len(nodes)
 
 
 # --- layers -------------------------------------------------------------------------------------

@@ -62,11 +62,15 @@ def staged_model(
         LayerGraphError: if the method is `stages` and the graphs cannot be exported.
     """
     auto = job.method == Method.AUTO.value
+    dtype = DType(job.dtype)
+    here = graphs_here()
+    accelerated = here.accelerates(dtype if dtype is DType.BF16 else None)
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
     making = partial(
         _late_slices, plainly, model.train(), job.seq, GraphCache.of_user(),
         packed=packed, progress=lambda what: note(f"making {what}"),
-        with_loss=job.state != StateMode.DEVICES.value,  # where the PS computes the loss
+        # With state on devices, the PS computes the loss. It needs a graph only on an accelerator.
+        with_loss=job.state != StateMode.DEVICES.value or accelerated,
     )  # fmt: skip
     try:
         graphs = making()
@@ -77,7 +81,6 @@ def staged_model(
         return None
     if said := described_refusals(graphs):
         note(said)
-    dtype = DType(job.dtype)
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
@@ -91,7 +94,8 @@ def staged_model(
         plan_stages,
         ps,
         tiles=tiles if auto else None,
-        auditor=Auditor(job.audit, open_graph=graphs_here()),
+        auditor=Auditor(job.audit, open_graph=here),
+        loss_on=here if accelerated else None,
         in_parts=in_parts,
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,

@@ -180,7 +180,7 @@ class ModelWork:
         ]
         self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph, dtype)
         self._held = [part.held for part in graphs.parts]
-        self._held_by_loss = tensors_of(model)
+        self.held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
         # Arrays of trained parameters: those used in this step, those made for this step before it
         # began, and those made for the next step.
@@ -252,7 +252,7 @@ class ModelWork:
             targets: target tokens of each micro-batch, shape (batch, tokens).
             scale: factor by which each token's loss is multiplied.
         """
-        held, graphs = self._held_by_loss, self.graphs.loss
+        held, graphs = self.held_by_loss, self.graphs.loss
         assert graphs is not None
         assert self._loss is not None
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
@@ -275,7 +275,7 @@ class ModelWork:
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
     ) -> SliceWork:
-        held, graphs = self._held_by_loss, self.graphs_of_slice(part)
+        held, graphs = self.held_by_loss, self.graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
             names.parameter(n): self._parameter(held[n][first:stop], held[n], (first, stop))
@@ -314,7 +314,7 @@ class ModelWork:
     @property
     def loss_flops(self) -> int:
         """Return the LM head's FLOPs per token, forward and backward; 0 without a loss graph."""
-        held, loss = self._held_by_loss, self.graphs.loss
+        held, loss = self.held_by_loss, self.graphs.loss
         if loss is None:
             return 0
         matrices = [n for n in loss.parameters if held[n].dim() > 1]
@@ -324,7 +324,7 @@ class ModelWork:
     def loss_forward_flops(self) -> int:
         """Return the LM head's FLOPs per token in the forward pass; 0 without a loss graph."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
-        held = (self._held_by_loss[n] for n in parameters)
+        held = (self.held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
 
     def activation(self, tensor: Tensor) -> StageArray:
@@ -353,7 +353,7 @@ class ModelWork:
 
     def held(self, layer: int) -> Mapping[str, Tensor]:
         """Return the parameters of a layer by name. The loss and its slices count as layers."""
-        return self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
+        return self.held_by_loss if layer <= LOSS_LAYER else self._held[layer]
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
         """Return the planner's cost model: FLOPs, bytes and memory of the layers and the loss.
@@ -392,7 +392,7 @@ class ModelWork:
             )
         head = self._head_cost(gradients)
         inside = {id(t) for held in self._held for t in held.values()}
-        outside = (t for t in self._held_by_loss.values() if id(t) not in inside)
+        outside = (t for t in self.held_by_loss.values() if id(t) not in inside)
         embeds = any(t.requires_grad for t in outside)
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
@@ -411,8 +411,8 @@ class ModelWork:
         loss = self.graphs.loss
         if loss is None:
             return NO_COST
-        cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
-        largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
+        cost = self._cost(self.held_by_loss, loss.parameters, loss.trainable, gradients)
+        largest = _FP32_BYTES * max(self.held_by_loss[n].numel() for n in loss.parameters)
         working = 16 * self.vocabulary
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
@@ -514,7 +514,7 @@ class ModelWork:
     def outside(self) -> list[Tensor]:
         """Return the parameters of the final norm, the LM head and the loss."""
         loss = self.graphs.loss
-        return [] if loss is None else [self._held_by_loss[name] for name in loss.parameters]
+        return [] if loss is None else [self.held_by_loss[name] for name in loss.parameters]
 
     def array_of(self, tensor: Tensor, dtype: DType) -> StageArray:
         """Return a weight as a wire array. In fp32, the array shares the tensor's memory."""

@@ -19,6 +19,8 @@ from cleave.errors import DeviceMemoryError, FleetError, PlanError, UsageError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
+from cleave.machine.graph_choice import MakeGraph
+from cleave.machine.graph_session import GraphError
 from cleave.planner.forecast import ON_SERVER, Forecast, choose_state
 from cleave.planner.plan import Method
 from cleave.planner.stages.model import PlannedStage, PsCompute, StagePlan, StagePlanner
@@ -47,6 +49,7 @@ from cleave.training.loop.methods import TilesForecaster
 from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
+from cleave.training.stages.ps_loss import PsLoss
 from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.resident import ResidentState, StateStorage
@@ -124,6 +127,8 @@ class StagedModel:
             devices can run a step again.
         own_products: returns the context manager in which the PS does its part of a step; called
             with the IDs of the devices in the plan.
+        loss_on: opens the graph of the loss on an accelerator of the PS; None to compute the PS's
+            losses in PyTorch on the CPU.
 
     Attributes:
         plans: the plans for the connected devices.
@@ -154,6 +159,7 @@ class StagedModel:
         note: Callable[[str], None] = lambda text: None,
         presence: Callable[[FleetPresence], None] = lambda presence: None,
         own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
+        loss_on: MakeGraph | None = None,
     ) -> None:
         self.predicted_s = self.audit_s = self.loss_s = self.sums_s = 0.0
         self.used: Sequence[DeviceUse] = ()
@@ -205,6 +211,12 @@ class StagedModel:
         self._own_products = own_products
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self.passes = PsPasses(work.graphs, self.autocast)
+        self._ps_loss: PsLoss | None = None
+        if loss_on is not None and work.graphs.loss is not None:
+            try:
+                self._ps_loss = PsLoss(work, loss_on)
+            except GraphError as error:
+                note(f"the CPU computes the loss: {error}")
         self._own_s = 0.0  # time in the last step in which devices waited for the PS
         self._loss_before_s = 0.0  # `loss_s` before the last step
         self._said = ""
@@ -595,6 +607,8 @@ class StagedModel:
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
         """Run the PS's layers before the first stage and return the first stage's inputs."""
         self.passes.forget()
+        if self._ps_loss is not None:
+            self._ps_loss.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
         trains = bool(self.passes.trained(0))
@@ -722,6 +736,8 @@ class StagedModel:
         y = self.work.tensor(returned.payload, one.x.shape)
         y = self.passes.forward(len(work.layers), number, y, one.extras)
         losses[number], dy = self._loss(y, part.targets, scale)
+        if self._ps_loss is not None and len(losses) == len(parts):
+            add_gradients(self.work.model, self._ps_loss.take())
         return self.work.activation(self.passes.backward(len(work.layers), number, dy))
 
     def pass_on(
@@ -841,6 +857,16 @@ class StagedModel:
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
         """Compute, on the PS, a micro-batch's loss and the gradient of the last layer's output."""
+        if self._ps_loss is not None:
+            try:
+                return self._ps_loss(y, targets, scale)
+            except GraphError as error:  # for example, the accelerator has no memory left
+                self._note(f"from now on, the CPU computes the loss: {error}")
+                accelerated, self._ps_loss = self._ps_loss, None
+                try:
+                    add_gradients(self.work.model, accelerated.take())
+                except GraphError as lost:
+                    raise StageFailedError(str(lost)) from None
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():

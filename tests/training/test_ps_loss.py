@@ -1,0 +1,139 @@
+"""The loss on an accelerator of the PS follows plain PyTorch. Processors here stand for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from cleave.arrays import DType
+from cleave.machine import webgpu_session
+from cleave.machine.graph_choice import MakeGraph, open_in_torch, open_on_webgpu
+from cleave.machine.graph_session import GraphError
+from cleave.machine.torch_session import TorchSession
+from cleave.training.stages import ps_loss
+from cleave.training.stages.ps_loss import PsLoss
+from cleave.training.stages.stage_work import ModelWork
+from emulator.virtual import emulated
+from tests.graphs.models import WIDTH, graphs_of, plain_gradients, small_model, trained
+from tests.machine.swiftshader import environment
+from tests.training.runs import nightly
+from tests.training.test_staged import (
+    assert_close,
+    batches,
+    gradients_of,
+    rows,
+    staged,
+    twice,
+)
+
+pytestmark = pytest.mark.slow
+
+IN_TORCH: Final = partial(open_in_torch, "cpu")
+
+
+class Failing(TorchSession):
+    """A torch runner whose memory is used up after some runs."""
+
+    left = 0
+
+    def run_into(
+        self,
+        given: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        wanted: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
+        if Failing.left == 0:
+            raise GraphError("the graph cannot be run: out of memory")
+        Failing.left -= 1
+        return super().run_into(given, into, wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "most"),
+    [
+        ("opt", DType.FP32, 1e-5),
+        nightly("llama", DType.FP32, 1e-5),
+        ("llama", DType.BF16, 2e-2),
+    ],
+)
+def test_steps_lose_as_plain_pytorch_does(family: str, dtype: DType, most: float) -> None:
+    model, plain = twice(small_model(family))
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, fleet, dtype=dtype, loss=False, loss_on=IN_TORCH)
+        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
+    assert mine == pytest.approx(expected, rel=most)
+
+
+@pytest.mark.parametrize("runs", [0, 1])
+def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
+    """The CPU computes the other losses. What the accelerator has added up counts."""
+    model, plain = twice(small_model("opt"))
+    notes: list[str] = []
+    Failing.left = runs
+    with emulated(3, seed=1) as fleet:
+        found = staged(
+            model,
+            fleet,
+            loss=False,
+            note=notes.append,
+            loss_on=lambda graph, given, products: Failing(graph, given),
+        )
+        (ids,) = batches(1)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+    said = "from now on, the CPU computes the loss: the graph cannot be run: out of memory"
+    assert notes[1:] == [said]
+
+
+def _errors(open_graph: MakeGraph, dtype: DType = DType.FP32) -> tuple[float, float, float]:
+    """Return the errors of a loss, of dy, and of the head's gradient, by norm."""
+    model: Any = small_model("opt")
+    work = ModelWork(model, graphs_of(model), dtype)
+    random = torch.Generator().manual_seed(3)
+    y = torch.randn(2, 5, WIDTH, generator=random)
+    targets = torch.randint(9, (2, 5), generator=random)
+    targets[0, 0] = -100
+    loss = PsLoss(work, open_graph)
+    loss(y, targets, 0.5)
+    loss.forget()
+    values = [loss(part, wanted, 0.5) for part, wanted in zip(y[:, None], targets, strict=True)]
+    head = model.get_output_embeddings().weight
+    total = loss.take()[id(head)]
+    assert loss.take() == {}
+    x = y.clone().requires_grad_()
+    logits = model.get_output_embeddings()(model.model.decoder.final_layer_norm(x))
+    wanted = 0.5 * torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
+    )
+    dx, gradient = torch.autograd.grad(wanted, [x, head])
+
+    def error(found: Tensor, exact: Tensor) -> float:
+        return float((found - exact).norm() / exact.norm())
+
+    found = torch.cat([dy for _, dy in values])
+    off = abs(sum(value for value, _ in values) / float(wanted.detach()) - 1)
+    return off, error(found, dx), error(total, gradient)
+
+
+@pytest.mark.parametrize("logits_bytes", [2**28, 1])
+def test_a_loss_and_its_gradients_are_those_of_plain_pytorch(
+    logits_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the logits of one token at a time fit in memory."""
+    monkeypatch.setattr(ps_loss, "_MOST_LOGITS_BYTES", logits_bytes)
+    assert max(_errors(IN_TORCH)) < 1e-6
+    assert 1e-6 < max(_errors(IN_TORCH, DType.BF16)) < 2e-2
+
+
+@pytest.mark.skipif(environment() is None, reason="SwiftShader is not installed")
+@pytest.mark.skipif(not webgpu_session.installed(), reason="the extra gpu is not installed")
+def test_a_loss_on_a_gpu_in_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (environment() or {}).items():
+        monkeypatch.setenv(name, value)
+    assert max(_errors(open_on_webgpu)) < 1e-5
