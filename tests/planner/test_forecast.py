@@ -159,7 +159,7 @@ def test_the_choice_says_against_what() -> None:
     )
     tie = MethodChoice(Method.AUTO, forecasts(30.0, 5.0, 5.0))
     assert tie.chosen.method is Method.LOCAL
-    assert tie.why.endswith("by tiles; of equally fast methods, this one sends least.")
+    assert tie.why.endswith("by tiles; of equally fast methods, it sends the least.")
 
 
 def test_what_is_refused_is_never_chosen() -> None:
