@@ -74,7 +74,7 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
-        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give it, or leave it out")
+        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give a value, or omit it")
     return value
 
 
@@ -156,8 +156,8 @@ def only_here(url: str) -> str:
     if not is_loopback(host):
         return ""
     return (
-        f"{host} is this machine alone, so no phone can scan this address: for phones and other "
-        f"machines, start the server with `cleave serve --host 0.0.0.0`"
+        f"only this machine can reach {host}, so phones cannot use this address: for phones and "
+        f"other machines, start the server with `cleave serve --host 0.0.0.0`"
     )
 
 

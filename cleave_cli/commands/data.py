@@ -22,7 +22,7 @@ app = typer.Typer(
     name="data", help="Show examples of data as the model will see them.", no_args_is_help=True
 )
 
-_SETTINGS: Final = ("model", "data", "eval_data", "seq", "packing", "seed")  # those that matter
+_SETTINGS: Final = ("model", "data", "eval_data", "seq", "packing", "seed")  # the relevant ones
 _OPEN, _CLOSE = "«", "»"  # around text that is not learned
 
 

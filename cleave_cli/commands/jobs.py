@@ -27,7 +27,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _NEXT: Final = {
     "stop": "stops after a checkpoint of its last completed step",
-    "pause": "pauses after its step; continue with: cleave jobs resume {job}",
+    "pause": "pauses after the current step; continue with: cleave jobs resume {job}",
     "resume": "is queued again; {continues}",
 }
 

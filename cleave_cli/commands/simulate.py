@@ -48,7 +48,7 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="How often each device is lost per hour, for the time with losses.")
+        float, Option(help="Losses per device and hour, for the time with losses.")
     ] = 0.1,
     detection_s: Annotated[
         float, Option("--detection-s", help="Seconds until a lost device is noticed.")
@@ -193,7 +193,7 @@ def counts(text: str) -> list[int]:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--devices is {text!r}; give a number, a list as 32,256, or a range as 32..8192"
+            f"--devices is {text!r}; give a number, a list (32,256), or a range (32..8192)"
         ) from None
     return sorted(set(found))
 

@@ -86,4 +86,4 @@ def test_whose_a_device_is_can_be_changed(own: bool, monkeypatch: pytest.MonkeyP
     )
     assert asked == [("own", {"device": "annas-laptop", "own": own})]
     assert ("it may train whole layers" in printed) is own
-    assert ("is not your own any more" in printed) is not own
+    assert ("is no longer your own" in printed) is not own

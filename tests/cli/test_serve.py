@@ -73,7 +73,7 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
         ({"title": 81 * "x"}, "x', 81 characters; give 80 at most"),
         ({"about": 501 * "x"}, "x', 501 characters; give 500 at most"),
         ({"servers": 0}, "--servers is 0; give 1 or more"),
-        ({"ray": "10.0.0.1:6379"}, "--ray starts several servers; give --servers as well"),
+        ({"ray": "10.0.0.1:6379"}, "--ray needs --servers with at least 2 servers"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:

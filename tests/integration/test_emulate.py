@@ -159,7 +159,7 @@ class NobodyThere:
 
 
 def test_it_ends_with_its_own_server() -> None:
-    with pytest.raises(CleaveError, match="server that was started for it is gone"):
+    with pytest.raises(CleaveError, match="server that this emulation started has exited"):
         asyncio.run(watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
 
 
@@ -207,8 +207,11 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--trace", "/no/such/folder/trace.json"), "no folder"),
         (("--log", "/"), "cannot be written"),
         (("--trace", "/"), "cannot be written"),
-        (("--trace", "/dev/null", "--log", "/dev/null"), "are both /dev/null; give two files"),
-        (("--devices", "2", "--csv"), "--csv is for steps of a model in virtual time"),
+        (
+            ("--trace", "/dev/null", "--log", "/dev/null"),
+            "are both /dev/null; give two different files",
+        ),
+        (("--devices", "2", "--csv"), "--csv is for virtual time, and needs --model"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

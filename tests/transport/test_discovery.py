@@ -206,7 +206,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
         with joining(tmp_path / "state") as device:
             said = read_to(device, "[0]:")
             assert "\n9:" not in said  # a title cannot look like another server
-            assert "no TLS: everybody on this network can read" in said
+            assert "no TLS: anyone on this network can read" in said
             answer(device, "")
             assert device.wait(PATIENCE_S) == 0
         assert server.fleet.device_count == 0
@@ -215,7 +215,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "they cannot reach --host 127.0.0.1"),
+        ((), "is useless with --host 127.0.0.1"),
         (("--host", "0.0.0.0", "--tls-cert", "c.pem", "--tls-key", "k.pem"), "c.pem"),
     ],
 )
