@@ -36,9 +36,9 @@ class Churn:
 
 
 _ABOUT_TILES: Final = (
-    "cleave, cleave-2d: multiplications one after another, attention on devices; cleave as if "
-    "siblings that read one input were one, and as if messages cost the server nothing; cleave "
-    "plan says what training takes. No method counts an optimizer on the server."
+    "cleave, cleave-2d: multiplications run one after another, with attention on devices, and "
+    "messages cost the server no time. cleave also combines Linears that share an input. For "
+    "times of actual training, use cleave plan. No method includes the server's optimizer."
 )
 
 

@@ -31,7 +31,7 @@ def test_the_command_line_counts_more_than_the_file() -> None:
         (4, "has 4; use"),
         ({"servers": "4"}, "servers in [cluster] of --config is '4'; give a whole number"),
         ({"servers": True}, "is True; give a whole number"),
-        ({"servers": 2, "listen": 8765}, "listen in [cluster] of --config is 8765; give a text"),
+        ({"servers": 2, "listen": 8765}, "listen in [cluster] of --config is 8765; give a string"),
         ({"servers": 0}, "--servers is 0"),
         ({"ray": "auto"}, "--ray needs --servers"),
     ],

@@ -183,7 +183,9 @@ def test_bytes_are_those_of_a_real_model_with_adapters(targets: tuple[str, ...])
 
 @pytest.mark.parametrize("parts", [0, 5])
 def test_a_batch_is_cut_into_its_sequences_at_most(parts: int) -> None:
-    with pytest.raises(UsageError, match=f"4 sequences cannot be cut into {parts} micro-batches"):
+    with pytest.raises(
+        UsageError, match=f"4 sequences cannot be divided into {parts} micro-batches"
+    ):
         SizedModel(find_model("opt-nano"), 4, 8, parts)
 
 

@@ -185,7 +185,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--model", "opt-nano", "--method", "magic"), "use tiles or stages"),
         (("--model", "opt-nano", "--method", "stages", "--dtype", "fp16"), "in bf16 or fp32"),
         (("--method", "stages"), "give a --model"),
-        (("--fleet", "hame-mix"), "near is home-mix"),
+        (("--fleet", "hame-mix"), "similar: home-mix"),
         (("--fleet", "no-such.toml"), "no-such.toml"),
         (("--churn", "volonteer"), "volonteer"),
         (("--churn", "0:1"), "churn"),

@@ -263,7 +263,7 @@ def test_rows_say_what_the_document_does() -> None:
         (("--gemm", "4,0,4"), "N of --gemm is 0"),
         (("--gemm", "4,4,4", "--dtype", "int8"), "'int8'"),
         (("--gemm", "4,4,4", "--tiling", "4d"), "'4d'"),
-        (("--gemm", "4,4,4", "--method", "2d"), "say --tiling 2d"),
+        (("--gemm", "4,4,4", "--method", "2d"), "use --tiling 2d"),
         (("--gemm", "4,4,4", "--method", "stages"), "--method stages is for whole steps"),
         (("--gemm", "4,4,4", "--crossing"), "--crossing is for whole steps"),
         ((*SMALL, "--method", "pipeline"), "'pipeline'"),

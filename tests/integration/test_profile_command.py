@@ -159,7 +159,7 @@ def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
         timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)
         process.kill()
         process.wait()
-        with pytest.raises(FleetError, match="ended while it was measured"):
+        with pytest.raises(FleetError, match="exited during the measurement"):
             timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 

@@ -140,7 +140,7 @@ active_power_w = 4
         (
             '"laptop"',
             '"' + 101 * "x" + '"',
-            "name of group 1 of .* is 'xxx.*; give a text of 1 to 100",
+            "name of group 1 of .* is 'xxx.*; give a string of 1 to 100",
         ),
         ('"laptop"', "3", "name of group 1 of .* is 3"),
         ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
@@ -303,11 +303,11 @@ def test_churn_in_seconds_and_by_name() -> None:
 @pytest.mark.parametrize(
     ("churn", "said"),
     [
-        ("0", "a churn of '0'"),
-        ("0.0001:1", "a churn of '0.0001:1'"),
-        ("1" * 400, "a churn of '111"),
-        ("-5:1", "a churn of '-5:1' makes no sense; give mean seconds"),
-        ("weekly", "a churn of 'weekly' .* one of always, .*volunteer"),
+        ("0", "churn '0'"),
+        ("0.0001:1", "churn '0.0001:1'"),
+        ("1" * 400, "churn '111"),
+        ("-5:1", "churn '-5:1' is invalid; give mean seconds"),
+        ("weekly", "churn 'weekly' .* one of always, .*volunteer"),
         ("nowhere.toml", r"nowhere\.toml cannot be read"),
     ],
 )

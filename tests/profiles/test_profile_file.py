@@ -173,7 +173,7 @@ ENTRY = "flops_per_s = 2e12"
         ),
         # other versions
         ("schema = 1", "schema = 2", r"box\.toml has schema 2; this version .* reads schema 1"),
-        ("schema = 1\n", "", r"box\.toml lacks schema; a profile begins with: schema = 1"),
+        ("schema = 1\n", "", r"box\.toml lacks the key schema; add: schema = 1"),
         # not TOML
         ("[memory]", "[memory", r"profile .*box\.toml cannot be read: .*at line"),
     ],
