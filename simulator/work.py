@@ -121,7 +121,7 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return needed and offered bytes of the device with the highest ratio of the two."""
+    """Return needed and offered bytes of the device with the highest ratio of needed to offered."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
