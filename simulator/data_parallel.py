@@ -118,7 +118,7 @@ class LocalUpdates:
     name = "diloco"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome: the predicted round. If memory is too small, all devices take part."""
+        """Return one outcome: the predicted round. If memory is too small, all take part anyway."""
         sizes, devices = conditions.stage_sizes, conditions.graph_devices
         each = -(-conditions.batch // max(1, len(devices)))
         model, elements = sizes.costs([conditions.seq]), sizes.trained_parameters
