@@ -328,7 +328,7 @@ def test_a_step_without_devices_ends() -> None:
     runtime = runtime_of(2)
     for number in (1, 2):
         runtime.lose(number, in_s=0.05)
-    with pytest.raises(FleetError, match="every emulated device is gone"):
+    with pytest.raises(FleetError, match="all emulated devices have left"):
         run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO))
 
 

@@ -204,7 +204,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--steps", "3"), "give a --model"),
         (("--seed", "-99"), "--seed is -99"),
         (("--model", "opt-nano", "--ps-gbit", "-1"), "--ps-gbit"),
-        (("--trace", "/no/such/folder/trace.json"), "no folder"),
+        (("--trace", "/no/such/folder/trace.json"), "does not exist"),
         (("--log", "/"), "cannot be written"),
         (("--trace", "/"), "cannot be written"),
         (
