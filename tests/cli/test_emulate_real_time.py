@@ -10,7 +10,7 @@ def test_a_machine_that_falls_behind_is_told_once() -> None:
     pace = Pace()
     assert pace.falls_behind(Lateness(), 0.0) == ""
     assert pace.falls_behind(Lateness(500, 200), 5.0) == ""  # not yet: the look at 0 s was the last
-    assert "40% of the last 500 answers" in pace.falls_behind(Lateness(500, 200), 10.0)
+    assert "40% of the last 500 results" in pace.falls_behind(Lateness(500, 200), 10.0)
     assert pace.falls_behind(Lateness(900, 600), 20.0) == ""
 
 
@@ -19,4 +19,4 @@ def test_a_late_answer_among_many_and_few_answers_say_nothing() -> None:
     assert pace.falls_behind(Lateness(0, 0), 0.0) == ""
     assert pace.falls_behind(Lateness(1000, 5), 10.0) == ""
     assert pace.falls_behind(Lateness(1010, 15), 20.0) == ""
-    assert "10% of the last 100 answers" in pace.falls_behind(Lateness(1110, 25), 30.0)
+    assert "10% of the last 100 results" in pace.falls_behind(Lateness(1110, 25), 30.0)

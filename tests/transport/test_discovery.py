@@ -153,7 +153,7 @@ def test_a_device_finds_a_server_asks_and_joins_with_a_code(tmp_path: Path) -> N
             assert f"certificate {server.fingerprint}" in said
             assert code not in said
             answer(device, number[1])
-            read_to(device, "prints there:")
+            read_to(device, "prints on the server:")
             answer(device, code.lower().replace("-", ""))
             read_to(device, "joined as laptop")
         with joining(tmp_path / "state") as again:  # the certificate is known: no code is needed
@@ -179,7 +179,7 @@ def test_whoever_announces_a_known_address_gets_no_credential(tmp_path: Path) ->
             number = re.search(rf"^(\d+): {NAME} \(", read_to(device, "[0]:"), re.MULTILINE)
             assert number
             answer(device, number[1])
-            read_to(device, "prints there:")
+            read_to(device, "prints on the server:")
             answer(device, "")
 
 
