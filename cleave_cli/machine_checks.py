@@ -40,12 +40,12 @@ _STATE_BYTES = 8  # size of AdamW's two fp32 moments, per parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
-    (("torch", "transformers", "tokenizers", "safetensors"), "trains, as a server", "train"),
-    (("onnx", "onnxscript"), "exports layers as graphs, for stages", "train"),
-    (("peft",), "trains adapters (--lora)", "lora"),
-    (("numba",), "checks results in half the time", "fast"),
-    (("scipy", "psutil"), "measures this machine (cleave profile)", "profile"),
-    (("cryptography",), "makes a certificate (cleave serve --tls)", "tls"),
+    (("torch", "transformers", "tokenizers", "safetensors"), "for training, as a server", "train"),
+    (("onnx", "onnxscript"), "for exporting layers as graphs (stages)", "train"),
+    (("peft",), "for training adapters (--lora)", "lora"),
+    (("numba",), "for checking results in half the time", "fast"),
+    (("scipy", "psutil"), "for measuring this machine (cleave profile)", "profile"),
+    (("cryptography",), "for making certificates (cleave serve --tls)", "tls"),
 )
 
 
@@ -86,7 +86,7 @@ def machine_checks(
             names = ", ".join(f"{name} {version(name)}" for name in modules)
             yield Check(Verdict.OK, f"{names}: {use}")
     yield from _graphs()
-    pages = "web pages: the dashboard, and joining by a browser"
+    pages = "web pages: for the dashboard, and for joining in a browser"
     if (files("cleave.server") / "web" / "index.html").is_file():
         yield Check(Verdict.OK, pages)
     else:
@@ -113,7 +113,7 @@ def _graphs() -> Iterator[Check]:
             "pip install --force-reinstall onnxruntime",
         )
         return
-    yield Check(Verdict.OK, f"ONNX Runtime {number}: computes stages")
+    yield Check(Verdict.OK, f"ONNX Runtime {number}: for computing stages")
     for runner in runners():
         for products in (None, *runner.multiplies_in):
             found = examined(runner, products=products)

@@ -80,12 +80,12 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 GROUPS: Final = {
     "Start here": {
-        "demo": "Show in a minute that devices train as exactly as one machine.",
+        "demo": "Show in a minute that devices give the same losses as one machine.",
         "data": "Show examples of data as the model will see them.",
-        "train": "Train a model, on emulated devices or those of a server.",
-        "serve": "Run the parameter server, which devices join.",
+        "train": "Train a model on emulated devices, or on the devices of a server.",
+        "serve": "Run a parameter server for devices to join.",
         "join": "Make this machine a device of a server.",
-        "pair": "Make a join code for a device; phones scan it.",
+        "pair": "Make a join code for a device, which phones can scan.",
         "doctor": "Check this machine, and whether a model fits in memory.",
     },
     "A running server": {
@@ -99,7 +99,7 @@ GROUPS: Final = {
         "export": "Write a run's model as a folder that transformers loads.",
         "eval": "Measure a model on a text or on questions.",
         "generate": "Continue a text with a model.",
-        "chat": "Talk with a model.",
+        "chat": "Chat with a model.",
         "footprint": "Report the energy and carbon of a run.",
     },
     "Without devices": {

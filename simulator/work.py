@@ -115,7 +115,7 @@ def misfit(needed: Floats, offered: Floats) -> str:
         return ""
     most, least = tightest(needed, offered)
     return (
-        f"{int(short.sum())} of {len(needed)} devices are too small: "
+        f"{int(short.sum())} of {len(needed)} devices have too little memory: "
         f"{most / 1e9:.3g} GB needed, {least / 1e9:.3g} GB offered"
     )
 

@@ -204,7 +204,7 @@ def fleet_footprint(
     devices = sum(usage.devices for usage in usages)
     assumed = []
     if measured:
-        found.insert(0, EnergyPart("devices, as they measured it", measured_j, Basis.MEASURED))
+        found.insert(0, EnergyPart("devices, measured by themselves", measured_j, Basis.MEASURED))
         assumed.append(f"{measured} of {devices} devices: energy measured by the devices")
     assumed += [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
     assumed += [

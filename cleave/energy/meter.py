@@ -55,7 +55,7 @@ class Gap(Enum):
     TYPICAL_SBC = "power of a typical single-board computer, because theirs is unknown"
     TYPICAL_DESKTOP = "power of a typical desktop computer, because theirs is unknown"
     TYPICAL_CARD = "maximum power of their graphics card, without the rest of the laptop"
-    TYPICAL_IDLE = "idle power unknown: that of their class"
+    TYPICAL_IDLE = "idle power of their class, because theirs is unknown"
     TYPICAL_RADIO = "radio power unknown: 0.5 W, as assumed in arXiv 2507.01803"
     STATED = "power above idle, as stated in their fleet file"
     DOUBTED = "they report more energy than such a device can use: not believed"

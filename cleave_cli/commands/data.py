@@ -34,7 +34,7 @@ def data() -> None:
 def show(
     examples: Annotated[int, Option(help="Number of sequences.", min=1)] = 3,
     config: Annotated[
-        Path | None, Option(help="Settings of cleave train: a TOML file, for example of a recipe.")
+        Path | None, Option(help="Settings of cleave train: a TOML file, such as a recipe.")
     ] = None,
     as_json: Json = False,
     context: typer.Context = None,  # type: ignore[assignment]

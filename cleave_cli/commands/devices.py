@@ -41,7 +41,7 @@ def pair(
     uses: Annotated[int, Option(help="Number of devices that may use the code.")] = 1,
     minutes: Annotated[float, Option(help="Minutes for which the code is valid.")] = 10,
     own: Annotated[
-        bool, Option("--own", help="For devices of your own, which may train whole layers.")
+        bool, Option("--own", help="For your own devices, which may train whole layers.")
     ] = False,
     qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     png: Annotated[Path | None, Option(help="Write the QR code to this PNG file.")] = None,
@@ -162,7 +162,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _WIDE: Final = 120  # terminal width, in characters, for all columns of the table
 
-Name = Annotated[str, Argument(help="The device's name or id, as `cleave devices` lists it.")]
+Name = Annotated[str, Argument(help="Name or ID of the device (see `cleave devices`).")]
 
 
 @app.callback(invoke_without_command=True)

@@ -48,7 +48,7 @@ def emulate(
     model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
     churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
     stragglers: Annotated[
-        float, Option(help="Share of devices that have a tenth of their speed.")
+        float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     duration: Annotated[
         float, Option(help="Seconds until all devices leave; 0: until Ctrl-C.")

@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Job = Annotated[str, Argument(help="The job, as `cleave jobs` lists it: job-3.")]
+Job = Annotated[str, Argument(help="ID of the job, such as job-3 (see `cleave jobs`).")]
 
 _RECORDED: Final = (
     "job", "state", "reason", "model", "name", "steps", "steps_in_all", "loss",

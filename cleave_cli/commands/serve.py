@@ -420,7 +420,7 @@ def _welcome(
     if server.fingerprint:
         typer.echo(f"certificate {server.fingerprint}\n", err=True)
     if code is None:
-        typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
+        typer.echo(f"to add a device, {_how(page_url)}\n", err=True)
     else:
         _show(page_url)
     if here := only_here(page_url):

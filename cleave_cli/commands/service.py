@@ -54,7 +54,8 @@ def install(
     account: Annotated[
         str,
         Option(
-            envvar="SUDO_USER", help="With --system: account of the service; under sudo, yours."
+            envvar="SUDO_USER",
+            help="With --system: account of the service. Default: yours, under sudo.",
         ),
     ] = "",
     print_only: Annotated[bool, Option("--print", help="Print the unit; install nothing.")] = False,

@@ -38,7 +38,7 @@ def simulate(
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
     stragglers: Annotated[
-        float, Option(help="Share of devices that have a tenth of their speed.")
+        float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     ps_gflops: Annotated[
@@ -62,7 +62,7 @@ def simulate(
         ),
     ] = False,
     jobs: Annotated[
-        int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
+        int, Option("--jobs", "-j", min=1, help="Number of processes on this machine.")
     ] = 1,
     ray: Annotated[
         str | None,

@@ -61,7 +61,7 @@ def train(
         ),
     ] = False,
     servers: Annotated[
-        int, Option(help="Servers that share the work, each with a part of the devices.")
+        int, Option(help="Number of servers that share the batch and the devices.")
     ] = 1,
     ray_address: Annotated[
         str,

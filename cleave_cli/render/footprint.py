@@ -114,13 +114,11 @@ def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> 
     lines.append(_reading("carbon of electricity alone", found.operational))
     if found.attributed is not None:
         lines.append(
-            _reading("carbon, both with their share of making (attributed)", found.attributed)
+            _reading("carbon, with making shared out to both (attributed)", found.attributed)
         )
     if found.sunk_cost is not None:
         lines.append(
-            _reading(
-                "carbon, devices exist anyway, GPU made for the job (sunk cost)", found.sunk_cost
-            )
+            _reading("carbon, with making counted for the GPU only (sunk cost)", found.sunk_cost)
         )
     return lines
 
@@ -129,7 +127,7 @@ def _reading(what: str, ratio: float) -> str:
     first, second = ("GPU", "fleet") if ratio >= 1 else ("fleet", "GPU")
     times = max(ratio, 1 / ratio)
     shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
-    return f"{what}: the {first} takes {shown} times what the {second} takes"
+    return f"{what}: the {first}'s is {shown} times the {second}'s"
 
 
 def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:

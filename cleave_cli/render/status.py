@@ -279,7 +279,7 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
     if again:
-        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} done again")
+        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} repeated")
     if step["ended"]:
         words.append("the step has ended")
     if (logged := step.get("logged")) is not None:

@@ -174,7 +174,7 @@ def test_what_devices_measured_themselves_is_marked() -> None:
     measured = replace(modelled, measured_j=500.0)
     found = fleet_footprint([modelled, measured], load_profiles(), TYPICAL, MADE, None)
     by_name = {part.name: part for part in found.parts}
-    own = by_name["devices, as they measured it"]
+    own = by_name["devices, measured by themselves"]
     assert (own.energy_j, own.basis) == (500.0, Basis.MEASURED)
     assert by_name["devices, multiplying"].energy_j == pytest.approx(6.75 * 40)
     # A phone's charger loses 17 % on either.
