@@ -7,8 +7,8 @@
 
 `import cleave` is fast because torch is imported only when a function first needs it.
 
-All loggers of the package are children of the logger `cleave`. Nothing is printed unless the
-application configures `logging`.
+All loggers of the package are children of the logger `cleave`. Nothing is logged to the console
+unless the application configures `logging`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from cleave.protocol.messages import Put, PutCoded, Result, ResultCoded
 
 Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # like `map`
-_WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
+_WORTH: Final = 0.95  # maximum ratio of compressed to plain size worth the time
 _SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4
 _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers than at level 8
@@ -105,7 +105,7 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
     """Split a compressed payload into the deflated part and the uncompressed part of each chunk."""
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
-        raise ProtocolError(f"no {dtype.value} array has {nbytes} bytes")
+        raise ProtocolError(f"a {dtype.value} array cannot have {nbytes} bytes")
     chunks = []
     at = 0
     while count > 0:
@@ -114,12 +114,12 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
         at = middle + min(count, CODED_CHUNK) * (dtype.itemsize - 1)
         if at > len(coded):
             raise ProtocolError(
-                f"a coded array of {nbytes} bytes is cut off after {len(coded)} bytes"
+                f"a compressed array of {nbytes} bytes is cut off after {len(coded)} bytes"
             )
         chunks.append((coded[begin:middle], coded[middle:at]))
         count -= CODED_CHUNK
     if at < len(coded):
-        raise ProtocolError(f"{len(coded) - at} bytes follow the end of a coded array")
+        raise ProtocolError(f"{len(coded) - at} bytes follow the end of a compressed array")
     return chunks
 
 
@@ -130,9 +130,9 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
     try:
         exponents = unpacker.decompress(deflated, upper.size + 1)
     except zlib.error as error:
-        raise ProtocolError(f"a coded array cannot be inflated: {error}") from None
+        raise ProtocolError(f"a compressed array cannot be inflated: {error}") from None
     if len(exponents) != upper.size or not unpacker.eof or unpacker.unused_data:
-        raise ProtocolError(f"a coded array does not inflate to exactly {upper.size} exponents")
+        raise ProtocolError(f"a compressed array must inflate to exactly {upper.size} exponents")
     fractions = np.frombuffer(plain, np.uint8, upper.size).astype(np.uint16)
     upper[:] = np.frombuffer(exponents, np.uint8)
     upper <<= 7
@@ -203,7 +203,7 @@ def _plain(message: Coded, each: Each) -> memoryview:
 def _dtype(message: Coded) -> DType:
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
-        raise ProtocolError(f"no {message.dtype!r} array is coded")
+        raise ProtocolError(f"an array of dtype {message.dtype!r} cannot be compressed")
     return dtype
 
 

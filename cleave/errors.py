@@ -48,7 +48,7 @@ class FleetError(CleaveError):
 
 
 def unknown(what: str, value: object, known: Iterable[object]) -> UsageError:
-    """Return the error for an unknown id or name. The message lists all known ones.
+    """Return the error for an unknown ID or name. The message lists all known values.
 
     Args:
         what: the kind of thing, such as "job".

@@ -29,7 +29,7 @@ from cleave.errors import CleaveError
 _NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _OPEN: Final = _NO_FOLLOW | _BINARY
-_LINK: Final = "it is a link, and Cleave writes through none"
+_LINK: Final = "it is a link, and Cleave does not write through links"
 _FOREIGN: Final = "Cleave did not write the existing file"
 
 LOCK: Final = "lock"  # the name of the file that locks a folder
@@ -128,7 +128,7 @@ def mapped(file: IO[bytes]) -> memoryview:
 def mapped_copy(folder: Path, parts: Iterable[memoryview]) -> memoryview:
     """Write bytes to a file without a name in a user-supplied folder, and map the file.
 
-    The operating system deletes the file once the memory is no longer used, also if the process is
+    The operating system deletes the file when the memory is no longer used, even if the process is
     killed.
     """
     make_folder(folder)
@@ -157,7 +157,7 @@ def check_output(path: Path) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"the folder {path.parent} does not exist", str(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with tempfile.TemporaryFile(dir=path.parent):
@@ -270,7 +270,7 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
     descriptor = os.open(path, flags | _OPEN | getattr(os, "O_NONBLOCK", 0), mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "it is no regular file", str(path))
+        raise OSError(errno.EEXIST, "it is not a regular file", str(path))
     ways = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "r+"}
     return FileIO(descriptor, ways[flags & (os.O_WRONLY | os.O_RDWR)])
 
@@ -320,7 +320,7 @@ class Lock:
         while not _locks(self._file):
             if time.monotonic() >= ends_s:
                 holder = _holder(self._text())
-                raise LockedError(f"{holder} uses {str(path.parent)!r}", holder)
+                raise LockedError(f"{str(path.parent)!r} is in use by {holder}", holder)
             time.sleep(_LOOK_S)
         text = self._text()
         if text and not _HELD.fullmatch(text):

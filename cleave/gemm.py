@@ -38,7 +38,9 @@ class Gemm:
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; a GEMM's sides are 0 or more")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; a GEMM's sides must be 0 or more"
+                )
 
     @property
     def volume(self) -> int:
@@ -57,7 +59,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
         ValueError: if the columns of the left matrix differ from the rows of the right matrix.
     """
     if a[1] != b[0]:
-        raise ValueError(f"a {a[0]}x{a[1]} matrix cannot be multiplied by a {b[0]}x{b[1]} one")
+        raise ValueError(f"cannot multiply a {a[0]}x{a[1]} matrix by a {b[0]}x{b[1]} matrix")
     return Gemm(a[0], b[1], a[1])
 
 

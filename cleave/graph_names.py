@@ -10,7 +10,7 @@ DX: Final = "dx"  # the gradient of the loss with respect to the input
 DY: Final = "dy"  # the gradient of the loss with respect to the output
 
 
-IDS: Final = "ids"  # token IDs of sequences, which the embedding takes
+IDS: Final = "ids"  # token IDs of sequences, the input of the embedding
 TARGETS: Final = "targets"  # target token of each position; -100 for positions without loss
 SCALE: Final = "scale"  # factor of each token's loss: 1 / number of tokens in the global batch
 FIRST: Final = "first"  # first row of a slice of the LM head
@@ -48,11 +48,11 @@ GRADIENT: Final = "gradient"  # the sum of a parameter's gradients over all micr
 SCALARS: Final = "scalars"  # coefficients of an optimizer step
 SQUARES: Final = "squares"  # a sum of squared gradient elements
 WEIGHT: Final = "weight"  # a parameter of any shape
-START: Final = "start"  # a parameter at the beginning of a round of local updates
-CODES: Final = "codes"  # whole numbers that stand for elements; see `exchange_graphs`
-MASK: Final = "mask"  # bits that say which elements change
-ERROR: Final = "error"  # part of earlier differences that a device has not returned
-SCALES: Final = "scales"  # by which the codes of each block are multiplied
+START: Final = "start"  # a parameter at the start of a round of local updates
+CODES: Final = "codes"  # quantized elements, as integers (see `exchange_graphs`)
+MASK: Final = "mask"  # one bit per element: whether the element changes
+ERROR: Final = "error"  # the part of earlier differences that a device has not returned yet
+SCALES: Final = "scales"  # the factor of each block's codes
 MOMENT: Final = "moment"  # an optimizer moment before the first update
 
 

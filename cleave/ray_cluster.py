@@ -34,9 +34,8 @@ def need_ray(option: str) -> None:
     if PathFinder.find_spec(_RAYS_CORE, places) is None:
         where = places[0] if places else found.origin
         raise UsageError(
-            f"{option} needs Ray, and Python takes {str(where)!r} for it, which is something else; "
-            "rename that, or run this in another folder (Ray is installed with: "
-            f"{to_install('ray')})"
+            f"{option} needs Ray, but `import ray` would import {str(where)!r}, which is not Ray; "
+            f"rename it, or run this in another folder (to install Ray: {to_install('ray')})"
         )
 
 
@@ -60,9 +59,8 @@ def ray_cluster(address: str) -> Iterator[Any]:
             if address == "auto":
                 raise _nobody(address, "") from None
             raise UsageError(
-                f"the Ray cluster at {address!r} does not take this machine ({error}); both need "
-                "the same version of Ray, and ~/.ray/auth_token of the head node, as "
-                "docs/scale.md says"
+                f"the Ray cluster at {address!r} rejected this machine ({error}); both need the "
+                "same version of Ray, and ~/.ray/auth_token of the head node (see docs/scale.md)"
             ) from None
         yield ray
 
@@ -116,8 +114,8 @@ def _session(address: str) -> Iterator[Any]:
         yield ray
     except ray.exceptions.AuthenticationError:
         raise UsageError(
-            f"the Ray cluster at {address!r} expects another token than this machine has; copy "
-            "~/.ray/auth_token of its head node here, as docs/scale.md says"
+            f"the Ray cluster at {address!r} rejected this machine's token; copy "
+            "~/.ray/auth_token of its head node here (see docs/scale.md)"
         ) from None
     finally:
         ray.shutdown()
@@ -136,6 +134,6 @@ def _knock(address: str) -> None:
 
 def _nobody(address: str, why: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {address!r}{why}; give host:port of its head node, or start "
-        "one with: ray start --head"
+        f"no Ray cluster answers at {address!r}{why}; give host:port of a head node, or start "
+        "a cluster with: ray start --head"
     )

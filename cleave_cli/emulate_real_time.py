@@ -28,7 +28,7 @@ class Watch:
         from emulator.activity import TraceLog, TraceWriter
 
         if trace is not None and log is not None and trace.absolute() == log.absolute():
-            raise UsageError(f"--trace and --log are both {trace}; give two files")
+            raise UsageError(f"--trace and --log are both {trace}; give two different files")
         self._trace_path = trace
         self._log_path = log
         self.observers: list[Any] = []
@@ -61,9 +61,9 @@ class Watch:
         if self._trace_path is not None:
             self._trace.write(self._trace_path)
             if self._trace.left_out:
-                typer.echo(f"the trace leaves out {self._trace.left_out:,} later events", err=True)
+                typer.echo(f"the trace omits the last {self._trace.left_out:,} events", err=True)
         if self._fault is not None:
-            raise CleaveError(f"{self._log_path} is not whole: {self._fault.strerror}")
+            raise CleaveError(f"{self._log_path} is incomplete: {self._fault.strerror}")
 
 
 def _checked(path: Path) -> None:
@@ -115,13 +115,13 @@ def real_time(
         if own is not None:
             target = parse_join_url(own.url)
             command = f"cleave train --model opt-tiny --server \\\n  '{own.operator_url}'"
-            text = f"a server of its own; train on it with\n\n  {command}\n"
+            text = f"started a server for these devices; train on it with\n\n  {command}\n"
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
         page = own.dashboard_url if own else target.page("/").partition("#")[0]
         text = f"its dashboard: {page}{'' if own else ' (`cleave dashboard` signs you in)'}"
         if own and not Pages.of_package().complete:
-            text = "no browser can watch: build the web pages with `make web`, and start again"
+            text = "no dashboard: build the web pages with `make web`, and start again"
         _say(as_json, "dashboard", text, url=page)
         if own is None and not compute:
             text = "the devices return zeros, so their server needs: cleave serve --verify off"
@@ -181,7 +181,9 @@ async def watched(
         running.result()
     _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
     if gone():
-        raise CleaveError("the server that was started for it is gone; start it again")
+        raise CleaveError(
+            "the server that this emulation started has exited; start the emulation again"
+        )
 
 
 class Pace:
@@ -202,8 +204,8 @@ class Pace:
             return ""
         self._told = True
         return (
-            f"{late / answers:.0%} of the last {answers:,} answers were late: this machine cannot "
-            f"keep up, so do not trust the times from here on; {_ADVICE}"
+            f"{late / answers:.0%} of the last {answers:,} results were late: this machine cannot "
+            f"keep up, so do not trust the times from now on; {_ADVICE}"
         )
 
 
@@ -230,7 +232,7 @@ def _line(v: dict[str, Any]) -> str:
         f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s\n"
         f"down {human_bytes(v['downlink_bytes_per_s'])}/s, "
         f"up {human_bytes(v['uplink_bytes_per_s'])}/s; "
-        f"{v['late']:,} of {v['answers']:,} answers late"
+        f"{v['late']:,} of {v['answers']:,} results late"
     )
 
 
@@ -245,14 +247,14 @@ def _summary(
         f"{done.flops / 1e9:,.1f} GFLOP, {human_bytes(done.downlink_bytes)} down, "
         f"{human_bytes(done.uplink_bytes)} up"
     )
-    text += f"; {share:.1%} of the answers were late" if late.answers else "; no job came"
+    text += f"; {share:.1%} of the results were late" if late.answers else "; no job ran"
     if share > _MOST_LATE:
         text += (
             f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
             f"the times; {_ADVICE}"
         )
     if not end.joined and not notes:
-        text += "\nnone came: their hours or sessions kept them away; try another --start-hour"
+        text += "\nno device joined: all were outside their hours; try another --start-hour"
     for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
         text += f"\n  {counted(times, 'time')}: {reason}"
     _say(

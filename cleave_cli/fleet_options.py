@@ -1,4 +1,4 @@
-"""Options that select emulated devices and servers. A run saves the former for `--resume`."""
+"""Options that select emulated devices and servers. Runs save device options for `--resume`."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def choose_fleet(
 def _need_few(devices: int) -> None:
     if devices > MAX_VIRTUAL:
         raise UsageError(
-            f"{devices:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
-            f"at most, or plan for them with: cleave plan"
+            f"{devices:,} devices are too many to emulate individually; use at most "
+            f"{MAX_VIRTUAL:,}, or forecast a larger fleet with: cleave plan"
         )
 
 
@@ -145,10 +145,10 @@ class ClusterOptions:
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
             wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
-            raise UsageError(f"[{TABLE}] of --config has {wrong!r}; it takes {', '.join(names)}")
+            raise UsageError(f"[{TABLE}] in --config has {wrong!r}; use {', '.join(names)}")
         for name, value in table.items():
             if type(value) is not type(getattr(cls(), name)):
-                kind = "a whole number" if name == "servers" else "a text"
+                kind = "a whole number" if name == "servers" else "a string"
                 raise UsageError(f"{name} in [{TABLE}] of --config is {value!r}; give {kind}")
         found = cls(**{**table, **{name: given[name] for name in names if name in given}})
         return found.checked()
@@ -158,11 +158,11 @@ class ClusterOptions:
         if self.servers < 1:
             raise UsageError(f"--servers is {self.servers}; give 1 or more")
         if self.ray and self.servers == 1:
-            raise UsageError("--ray starts several servers; give --servers as well")
+            raise UsageError("--ray needs --servers with at least 2 servers")
         if self.listen and self.servers == 1:
             raise UsageError(
-                "--listen is where devices join several servers; give --servers as well (for one "
-                "server: cleave serve)"
+                "--listen needs --servers with at least 2 servers (for a single server, use: "
+                "cleave serve)"
             )
         return self
 
@@ -174,7 +174,7 @@ def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
     own = outside_address()
     if not own:
         raise UsageError(
-            "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
-            "and it has none; connect it, or give --ray HOST:PORT"
+            "--servers needs a network address, because Ray hangs on loopback, but this machine "
+            "has none; connect it to a network, or give --ray HOST:PORT"
         )
     return ray_here(own, max(cluster.servers, os.cpu_count() or 1))

@@ -40,12 +40,12 @@ _STATE_BYTES = 8  # size of AdamW's two fp32 moments, per parameter
 
 # Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
-    (("torch", "transformers", "tokenizers", "safetensors"), "trains, as a server", "train"),
-    (("onnx", "onnxscript"), "makes graphs of layers, for stages", "train"),
-    (("peft",), "trains adapters (--lora)", "lora"),
-    (("numba",), "checks results in half of the time", "fast"),
-    (("scipy", "psutil"), "measures this machine (cleave profile)", "profile"),
-    (("cryptography",), "makes a certificate (cleave serve --tls)", "tls"),
+    (("torch", "transformers", "tokenizers", "safetensors"), "for training, as a server", "train"),
+    (("onnx", "onnxscript"), "for exporting layers as graphs (stages)", "train"),
+    (("peft",), "for training adapters (--lora)", "lora"),
+    (("numba",), "for checking results in half the time", "fast"),
+    (("scipy", "psutil"), "for measuring this machine (cleave profile)", "profile"),
+    (("cryptography",), "for making certificates (cleave serve --tls)", "tls"),
 )
 
 
@@ -69,7 +69,7 @@ class Check:
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Check the installed software, and the disk space for `runs` and the cache; yield results."""
+    """Yield checks of the installed software, and of the disk space for `runs` and the cache."""
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
     yield Check(
@@ -86,7 +86,7 @@ def machine_checks(
             names = ", ".join(f"{name} {version(name)}" for name in modules)
             yield Check(Verdict.OK, f"{names}: {use}")
     yield from _graphs()
-    pages = "web pages: the dashboard, and joining by a browser"
+    pages = "web pages: for the dashboard, and for joining in a browser"
     if (files("cleave.server") / "web" / "index.html").is_file():
         yield Check(Verdict.OK, pages)
     else:
@@ -102,7 +102,7 @@ def machine_checks(
 
 
 def _graphs() -> Iterator[Check]:
-    """Check everything that can run graphs of layers on this machine, as in `--runner`."""
+    """Yield a check of each runner (`--runner`) that can run graphs of layers on this machine."""
     try:
         # Ask the module for its version: one of several packages (CPU, GPU, ...) provides it.
         number = importlib.import_module("onnxruntime").__version__
@@ -113,7 +113,7 @@ def _graphs() -> Iterator[Check]:
             "pip install --force-reinstall onnxruntime",
         )
         return
-    yield Check(Verdict.OK, f"ONNX Runtime {number}: computes stages")
+    yield Check(Verdict.OK, f"ONNX Runtime {number}: for computing stages")
     for runner in runners():
         for products in (None, *runner.multiplies_in):
             found = examined(runner, products=products)
@@ -168,7 +168,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
         if least <= memory_bytes:
             return Fit(each.method, each.device_bytes, least, fits=True, options=options)
     reason = (
-        f"the server needs {human_bytes(least)}, even with {' and '.join(options)}, and has "
+        f"the server needs {human_bytes(least)}, even with {' and '.join(options)}, but has only "
         f"{human_bytes(memory_bytes)}"
     )
     return Fit(each.method, each.device_bytes, least, fits=False, options=options, reason=reason)
@@ -208,7 +208,7 @@ def model_fits(
         raise UsageError(f"--server-memory is {server_memory}; give GB, 0 or more")
     memory_bytes = round(server_memory * 1e9) or total_memory_bytes()
     if memory_bytes is None:
-        raise CleaveError("this system does not tell its memory; give --server-memory GB")
+        raise CleaveError("this system does not report its memory size; give --server-memory GB")
     spec, sent, card = resolve_model(model).spec, _ELEMENT_BYTES[dtype], PsRates()
     sizes = StageSizes(spec, seq, sent, sent, adapters_of(lora, lora_bits, spec))
     devices, in_fp32 = (
@@ -232,10 +232,10 @@ def model_fits(
     one_bytes = (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters
     free, needed = free_bytes(runs), _CHECKPOINTS * one_bytes
     what = (
-        f"checkpoints of {human_bytes(one_bytes)} need {human_bytes(needed)} in {str(runs)!r} "
-        f"while the third is written; {human_bytes(free)} are free"
+        f"{_CHECKPOINTS} checkpoints of {human_bytes(one_bytes)} need {human_bytes(needed)} in "
+        f"{str(runs)!r}; {human_bytes(free)} are free"
     )
     if free >= needed:
         return fits, Check(Verdict.OK, what)
-    advice = "free some space, give --runs, or --save-total-limit 1"
+    advice = "free some space, choose another --runs, or give --save-total-limit 1"
     return fits, Check(Verdict.FAILED, what, advice)

@@ -108,7 +108,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _complain(f"unexpected {type(error).__name__}: {error}; run again with --debug and report")
+        _complain(
+            f"unexpected {type(error).__name__}: {error}; run again with --debug, and report it"
+        )
         sys.exit(1)
 
 

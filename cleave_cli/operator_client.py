@@ -15,7 +15,7 @@ from cleave.transport.join_url import parse_join_url, read_url
 
 
 def _gone(error: ConnectionLostError) -> CleaveError:
-    return CleaveError(f"the server has gone ({error}); is `cleave serve` running?")
+    return CleaveError(f"lost the connection to the server ({error}); is it still running?")
 
 
 class OperatorClient:

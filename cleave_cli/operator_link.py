@@ -74,8 +74,8 @@ def _find(server: str, data: Path | None) -> str:
     path = data or data_folder.default_folder()
     if not path.is_dir():
         raise CleaveError(
-            f"no server has kept anything in {path}; start one with `cleave serve`, or say where "
-            f"it is with --server URL"
+            f"the data folder {path} does not exist; start a server with `cleave serve`, or give "
+            f"--server URL"
         )
     try:
         with data_folder.DataFolder(path):
@@ -119,7 +119,7 @@ def say_decided(answer: dict[str, Any], text: str, *, as_json: bool) -> None:
         return
     say(text)
     if answer["unwritten"]:
-        say(f"this holds, but it is not on disk yet: {answer['unwritten']}")
+        say(f"this has taken effect, but is not on disk yet: {answer['unwritten']}")
 
 
 def when(unix_s: float | None) -> str:

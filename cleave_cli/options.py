@@ -74,18 +74,18 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
-        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give it, or leave it out")
+        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give a value, or omit it")
     return value
 
 
 GROUPS: Final = {
     "Start here": {
-        "demo": "Show in a minute that devices train as exactly as one machine.",
+        "demo": "Show in a minute that devices give the same losses as one machine.",
         "data": "Show examples of data as the model will see them.",
-        "train": "Train a model, on emulated devices or those of a server.",
-        "serve": "Run the parameter server, which devices join.",
+        "train": "Train a model on emulated devices, or on the devices of a server.",
+        "serve": "Run a parameter server for devices to join.",
         "join": "Make this machine a device of a server.",
-        "pair": "Make a join code for a device; phones scan it.",
+        "pair": "Make a join code for a device, which phones can scan.",
         "doctor": "Check this machine, and whether a model fits in memory.",
     },
     "A running server": {
@@ -99,7 +99,7 @@ GROUPS: Final = {
         "export": "Write a run's model as a folder that transformers loads.",
         "eval": "Measure a model on a text or on questions.",
         "generate": "Continue a text with a model.",
-        "chat": "Talk with a model.",
+        "chat": "Chat with a model.",
         "footprint": "Report the energy and carbon of a run.",
     },
     "Without devices": {
@@ -156,8 +156,8 @@ def only_here(url: str) -> str:
     if not is_loopback(host):
         return ""
     return (
-        f"{host} is this machine alone, so no phone can scan this address: for phones and other "
-        f"machines, start the server with `cleave serve --host 0.0.0.0`"
+        f"only this machine can reach {host}, so phones cannot use this address: for phones and "
+        f"other machines, start the server with `cleave serve --host 0.0.0.0`"
     )
 
 

@@ -41,7 +41,7 @@ class PlanQuestion:
         devices: rates for tiles: throughput in `dtype`, and link rates in uncompressed bytes/s.
         in_fp32: rates for stages: fp32 throughput, and actual link rates.
         on_devices: whether stages keep weights and optimizer state on devices.
-        rounds: how often and in which form local updates exchange weights.
+        rounds: how often, and in which format, local updates exchange weights.
     """
 
     sizes: StageSizes
@@ -71,7 +71,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def with_best_state(self) -> tuple[PlanQuestion, str]:
-        """Return this question with the state where steps by stages are faster, and say why."""
+        """Return a copy with the state where steps by stages are faster, and the reason."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         there = replace(self, on_devices=True)
         on_devices, why = choose_state(self.by_stages(forecaster), there.by_stages(forecaster))
@@ -92,7 +92,7 @@ class PlanQuestion:
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
         """Forecast a step by stages. If impossible, `Forecast.refused` gives the reason."""
         if self.dtype == "fp16":
-            return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
+            return refused(Method.STAGES, "stages support bf16 and fp32, but not fp16")
         if self.on_devices:
             return forecaster.with_state_on_devices(self.in_fp32)
         try:
@@ -143,7 +143,7 @@ def adapters_of(rank: int, bits: int, spec: ModelSpec) -> Adapters | None:
     if bits not in (0, *Bits):
         raise UsageError(f"--lora-bits is {bits}; give 4 or 8, or 0 for weights in --dtype")
     if bits and not rank:
-        raise UsageError(f"--lora-bits is {bits}, and no weight is frozen; add --lora RANK")
+        raise UsageError(f"--lora-bits is {bits}, but no weights are frozen; add --lora RANK")
     check_rank(spec, rank)
     return Adapters(rank, bits=Bits(bits) if bits else None) if rank else None
 

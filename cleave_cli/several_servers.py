@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """Two functions that measure the energy of a run.
+    """A pair of functions that measure the energy of a run.
 
     `sample` reads this machine's energy counters and must be called before they overflow. `record`
     takes the energy of each server's emulated devices and returns the energy record of the run.
@@ -121,8 +121,8 @@ def train_on_several(
     members = [] if cluster.listen else options.members(spec.dtype, spec.seed)
     if members and len(members) < servers:
         raise UsageError(
-            f"--servers is {servers} and there are {len(members)} devices; give each server at "
-            "least one"
+            f"--servers is {servers}, but there are only {len(members)} devices; each server needs "
+            "at least one"
         )
     at = _listen_address(cluster.listen) if cluster.listen else None
     check_memory(spec, servers)
@@ -204,12 +204,12 @@ def _opened(
         url, page = endpoint.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})
         display.note(f"server {number + 1}: cleave join '{page}'")
-    display.note("computers may join any server: each is sent to a server with few devices")
+    display.note("devices may join any server, and are redirected to one with few devices")
     return endpoints
 
 
 def _listen_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
-        raise UsageError(f"--listen is {text!r}; give HOST:PORT, as 0.0.0.0:8765, or a port")
+        raise UsageError(f"--listen is {text!r}; give HOST:PORT, such as 0.0.0.0:8765, or a port")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -22,7 +22,7 @@ def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        tell("stopping after this step, with a checkpoint; once more to stop now")
+        tell("stopping after this step, with a checkpoint; press Ctrl-C again to stop now")
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = [signal.signal(number, interrupted) for number in numbers]

@@ -1,4 +1,4 @@
-"""Records of what emulated devices do, for tests, and for traces and event logs.
+"""Records of the activities of emulated devices, for tests, traces and event logs.
 
 A viewer (ui.perfetto.dev or chrome://tracing) shows three rows of a trace per device: receive,
 compute, send.

@@ -2,7 +2,7 @@
 
 In virtual time, a device returns a `DeferredProduct` instead of a block. When the GEMM is complete,
 all blocks of a tile are computed in one multiplication, directly into the output matrix. Computing
-each block separately would take 2 to 6 times as long. The result equals that of a device which
+each block separately would take 2 to 6 times as long. The result equals that of a device that
 multiplies its tile in one call.
 """
 
@@ -58,7 +58,7 @@ class SizedProduct:
 
     def pack(self) -> memoryview:
         """Raise UsageError, because the placeholder holds no elements to pack."""
-        raise UsageError("a fleet that emulates sizes only has no results to send")
+        raise UsageError("a fleet that emulates only sizes has no results to send")
 
 
 class SizedOutput:

@@ -2,8 +2,8 @@
 
 An emulated device runs the same session as `cleave join`. One wrapper delays each message until
 the modelled link would have delivered it. Another wrapper delays each result until the modelled
-processor would have computed it. The server handles emulated devices in the same way as real
-devices. Emulated time is this machine's time multiplied by a speed factor.
+processor would have computed it. The server handles emulated and real devices in the same way.
+Emulated time is this machine's time multiplied by a speed factor.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from profiles.fleet_device import FleetDevice
 
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
-_RESULT_BYTES: Final = 64 * 1024  # only results are this long, and they follow the welcome
-LATE_S: Final = 0.02  # tolerated lateness, about the precision of a busy machine's timers
+_RESULT_BYTES: Final = 64 * 1024  # only results are this long; they follow the welcome
+LATE_S: Final = 0.02  # tolerated lateness: about the timer precision of a busy machine
 AHEAD_S: Final = 0.5  # reading pauses while the modelled downlink is further behind than this
 
 
@@ -240,7 +240,7 @@ class PacedComputer:
 
         def answer(outcome: Outcome) -> None:
             if not self._closed:
-                if order.run < FIRST_ID:  # probes do not count, because they all arrive at once
+                if order.run < FIRST_ID:  # probes do not count: they all arrive at once
                     self.lateness.count(self.clock.now_s() - end_s)
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
@@ -303,7 +303,7 @@ def need_descriptors(devices: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise UsageError(
-                f"{devices} devices need {needed} file descriptors and this process may have "
+                f"{devices} devices need {needed} file descriptors, but this process may open only "
                 f"{hard}; raise the limit (ulimit -n {needed}, as root or in limits.conf), or "
                 f"emulate fewer devices"
             )
@@ -437,7 +437,7 @@ class RealTimeFleet:
             while now_s >= stay.to_s:
                 stay = next(presences)
             if now_s < stay.from_s:
-                return Permission(Cause.OWNER, "its stay is over", stay.from_s)
+                return Permission(Cause.OWNER, "its session is over", stay.from_s)
             return Permission(None, "", stay.to_s)
 
         return look

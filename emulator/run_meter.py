@@ -1,4 +1,4 @@
-"""Meters for the usage of a run's emulated devices and for the energy that this machine uses."""
+"""Meters for the usage of a run's emulated devices, and for this machine's energy."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class SizedStepper:
     ) -> None:
         runtime = fleet.runtime
         if not isinstance(runtime, VirtualRuntime):
-            raise TypeError("steps by sizes alone run on emulated fleets")
+            raise TypeError("steps without data run only on emulated fleets")
         self._fleet = fleet
         self._runtime = runtime
         self._tokens = tokens

@@ -112,11 +112,11 @@ class VirtualRuntime(Runtime):
         arithmetic: how matrix multiplications are computed.
         ps: rates of the server's network card and event loop; None for an unlimited card and
             processing that takes no time.
-        seed: random seed for jitter, drift and the devices' availability.
-        start_hour: hour of the day at virtual time 0, for devices with daily presence hours.
-        verify: which results to check, as for `cleave serve --verify`.
-        coding: links on which payloads count as compressed, as for `cleave serve --coding`.
-        observe: True to plan with observed rates; False to plan reproducibly with stated rates.
+        seed: random seed for jitter, drift and the devices' availability. start_hour: hour of the
+            day at virtual time 0, for devices with daily presence hours. verify: which results to
+            check, as for `cleave serve --verify`. coding: links on which payloads count as
+            compressed, as for `cleave serve --coding`. observe: True to plan with observed rates;
+            False to plan reproducibly with stated rates.
 
     Attributes:
         observers: functions that the runtime calls with every activity of every device.
@@ -158,8 +158,8 @@ class VirtualRuntime(Runtime):
         )
         if self.manager.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
-                f"results of arithmetic {arithmetic.value!r} cannot be checked one by one; "
-                f"use whole_tiles=False, or no verify"
+                f"results of arithmetic {arithmetic.value!r} cannot be checked individually; "
+                f"use whole_tiles=False, or verify=False"
             )
         self.devices: dict[int, _VirtualDevice] = {}
         self.seed = seed
@@ -235,7 +235,7 @@ class VirtualRuntime(Runtime):
     def join(self, profile: FleetDevice, held: HeldArrays | None = None) -> int:
         """Connect a new device, send its `hello` to the PS, and return its ID.
 
-        `held` is what the device still has from an earlier connection.
+        `held` contains the arrays that the device still has from an earlier connection.
         """
         number = next(self._ids)
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
@@ -254,7 +254,8 @@ class VirtualRuntime(Runtime):
     def lose(self, device: int, *, in_s: float = 0.0, away_s: float | None = None) -> None:
         """Disconnect a device without notice after `in_s` virtual seconds.
 
-        After `away_s` more seconds, it connects again and still has its arrays. None: never.
+        After `away_s` more seconds, the device reconnects and still has its arrays. If `away_s` is
+        None, the device does not reconnect.
         """
 
         def lose() -> None:
@@ -269,10 +270,10 @@ class VirtualRuntime(Runtime):
         self._at(self.now_s + in_s, lose)
 
     def _vanish(self, device_id: int) -> HeldArrays | None:
-        """Disconnect a device. Return what it still has."""
+        """Disconnect a device without notice, and return the arrays that it still has."""
         device = self.devices.get(device_id)
         if device is not None:
-            device.alive = False  # messages in flight are lost
+            device.alive = False  # so messages in flight are lost
             for link in (device.down, device.up):
                 while len(link.queue) > 1:  # a piece of the first message is already in transit
                     link.queue.pop()
@@ -329,8 +330,7 @@ class VirtualRuntime(Runtime):
                     raise FleetError(f"the GEMM cannot finish: {reason}")
                 if not self._heap:
                     raise FleetError(
-                        "every emulated device is gone and none is due to join; "
-                        "the GEMM cannot finish"
+                        "all emulated devices have left and none will join; the GEMM cannot finish"
                     )
                 self._step()
         self._counters.waited_s += time.perf_counter() - wall_s
@@ -401,8 +401,8 @@ class VirtualRuntime(Runtime):
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | RoundResult | None:
         """Process events until the step has an outcome; return it, or None after a timeout.
 
-        Raises FleetError if no events remain, because no device is left and none will join. The
-        timeout is in virtual seconds.
+        Raises FleetError if all devices have left and none will join. The timeout is in virtual
+        seconds.
         """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -411,7 +411,7 @@ class VirtualRuntime(Runtime):
                 self._step()
         if not self._outcomes and not self._heap:
             raise FleetError(
-                "every emulated device is gone and none is due to join; the step cannot finish"
+                "all emulated devices have left and none will join; the step cannot finish"
             )
         if not self._outcomes:
             self.now_s = max(self.now_s, until_s)
@@ -737,7 +737,9 @@ def emulated(
             raise UsageError(f"emulated takes 1 device or more, not {devices}")
         devices = paper_fleet(devices)
     elif isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise UsageError(f"emulated takes a number of devices, or a list of them, not {devices!r}")
+        raise UsageError(
+            f"emulated takes a number of devices or a list of devices, not {devices!r}"
+        )
     arithmetic, chosen = Arithmetic.NONE, None
     if compute:
         arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS

@@ -57,8 +57,9 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
         gap: distribution of the gaps between sessions; None means no gap.
-        hours: start and end of the daily window, in hours of local time. (22, 7) means overnight;
-            None means all day. If a device works only while charging, give its charging hours.
+        hours: start and end of the daily window, in hours of local time, such as (22, 7) for
+            overnight. None means all day. For a device that works only while charging, give its
+            charging hours.
         drains: True if the device finishes its current tasks before leaving. False if the device
             disconnects without notice.
         source: publication or measurement from which the distributions come.

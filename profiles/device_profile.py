@@ -82,7 +82,7 @@ class Quantiles(_Table, frozen=True):
             )
 
     def at(self, z: float) -> float:
-        """Return the value at `z` standard deviations from p50. Each side of p50 is log-normal."""
+        """Return the value `z` standard deviations above p50. Each side of p50 is log-normal."""
         if self.p10 <= 0:  # log(p10) does not exist, so use a normal distribution instead
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10

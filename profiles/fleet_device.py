@@ -45,7 +45,7 @@ class FleetDevice:
         compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.
         thermal: model of the slowdown under load; None means no slowdown.
         graph_flops_per_s: throughput for layers that run as graphs; None means `flops_per_s`.
-        load: share of the throughput that the device's owner uses, below 1.
+        load: share of the throughput that the device's owner uses; less than 1.
         jitter_s: mean of the exponentially distributed delay that is added to `latency_s`.
         drift_sigma: standard deviation of the logarithm of the drifting link rates.
         drift_hurst: Hurst exponent of the drift. 0.5 is white noise; values near 1 are very

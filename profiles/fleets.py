@@ -46,7 +46,7 @@ _LEAST_S, _MOST_S = 0.1, 1e9  # range that `Durations` accepts
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
-    """Return the Cleave paper's fleet `paper-N` with N = `devices` (docs/emulation.md).
+    """Return the Cleave paper's fleet `paper-N`, with N = `devices` (docs/emulation.md).
 
     Devices are in the laptop class, and their links have no latency. `numpy.random.default_rng(42)`
     draws four vectors of N uniform values in this order: compute of 5-7 TFLOP/s, uplink of 5-10
@@ -59,9 +59,9 @@ def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
         ValueError: if `devices` is not from 1 to `MAX_DEVICES`, or `stragglers` not from 0 to 1.
     """
     if devices < 1:
-        raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
+        raise ValueError(f"a fleet of {devices} devices is empty; use 1 or more")
     if devices > MAX_DEVICES:
-        raise ValueError(f"a fleet of {devices} devices is too large; ask for {MAX_DEVICES:,}")
+        raise ValueError(f"a fleet of {devices} devices is too large; use at most {MAX_DEVICES:,}")
     rng = np.random.default_rng(42)
     compute = rng.uniform(5e12, 7e12, devices)
     uplink = rng.uniform(5e6, 10e6, devices)
@@ -85,7 +85,7 @@ def _with_stragglers(
     fleet: list[FleetDevice], share: float, rng: np.random.Generator
 ) -> list[FleetDevice]:
     if not 0 <= share <= 1:
-        raise ValueError(f"a share of {share} stragglers makes no sense; give 0 to 1")
+        raise ValueError(f"the share of stragglers is {share}; give 0 to 1")
     slow = set(rng.choice(len(fleet), round(share * len(fleet)), replace=False).tolist())
     return [slowed(device) if i in slow else device for i, device in enumerate(fleet)]
 
@@ -126,9 +126,7 @@ def find_fleet(
             impossible.
     """
     if devices is not None and not 1 <= devices <= MAX_DEVICES:
-        raise ValueError(
-            f"a fleet of {devices} devices makes no sense; ask for 1 to {MAX_DEVICES:,}"
-        )
+        raise ValueError(f"a fleet cannot have {devices} devices; use 1 to {MAX_DEVICES:,}")
     if name_or_file.endswith(".toml"):
         path = Path(name_or_file)
         fleet = read_fleet(path, f"fleet file {path}", devices, dtype, seed)
@@ -140,21 +138,21 @@ def find_fleet(
         name, size = name.rpartition("-")[0], stated
         if devices is not None and devices != size:
             raise ValueError(
-                f"fleet {name_or_file!r} has {size} devices and {devices} were asked for; "
-                f"give one of the two numbers"
+                f"fleet {name_or_file!r} has {size} devices, but {devices} were requested; "
+                f"give only one of the two numbers"
             )
     if name not in known:
         near = difflib.get_close_matches(name_or_file, known, n=2, cutoff=0.6)
-        hint = f" (near is {' and '.join(near)})" if near else ""
+        hint = f" (similar: {' and '.join(near)})" if near else ""
         raise ValueError(
             f"there is no fleet {name_or_file!r}{hint}; give one of {', '.join(known)} with a size "
-            f"(as paper-256), or a .toml file"
+            f"(such as paper-256), or a .toml file"
         )
     if name == "paper":
         return paper_fleet(_DEFAULT_DEVICES if size is None else size, stragglers)
     file = files("profiles") / "library" / "fleets" / f"{name}.toml"
     if size is not None and not 1 <= size <= MAX_DEVICES:
-        raise ValueError(f"a fleet of {size} devices makes no sense; ask for 1 to {MAX_DEVICES:,}")
+        raise ValueError(f"a fleet cannot have {size} devices; use 1 to {MAX_DEVICES:,}")
     fleet = read_fleet(file, f"fleet {name!r}", size, dtype, seed)
     return _with_stragglers(fleet, stragglers, np.random.default_rng(seed))
 
@@ -188,9 +186,9 @@ def _sessions_and_gaps(churn: str) -> Availability:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"a churn of {churn!r} makes no sense; give mean seconds of sessions and gaps, each "
-            f"{_LEAST_S:g} or more, as 600:120, or one of {', '.join(availability_names())}, or a "
-            f".toml file"
+            f"churn {churn!r} is invalid; give mean seconds of sessions and gaps, each "
+            f"{_LEAST_S:g} or more, such as 600:120, or one of {', '.join(availability_names())}, "
+            f"or a .toml file"
         ) from None
     return Availability(Durations(session_s), Durations(gap_s) if gap_s else None)
 
@@ -216,7 +214,7 @@ _BELIEVABLE: Final = {
     "drift_interval_s": ("seconds", 0.01, 1e6),
     "active_power_w": ("watts", 0, 1e5),
 }
-"""Unit, minimum and maximum. A value outside the range is probably in another unit."""
+"""Unit, minimum and maximum. A value outside this range probably has another unit."""
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
@@ -275,8 +273,8 @@ def read_fleet(
     groups = table.get("group", [])
     if unknown or not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
         raise ValueError(
-            f"{where} has {unknown[0] if unknown else 'group'!r}, which means nothing there; "
-            f"it consists of [[group]] tables"
+            f"{where} has the invalid entry {unknown[0] if unknown else 'group'!r}; "
+            f"it must consist of [[group]] tables"
         )
     places = [f"group {i + 1} of {where.removeprefix('fleet file ')}" for i in range(len(groups))]
     counts = [_count(place, group) for place, group in zip(places, groups, strict=True)]
@@ -347,7 +345,7 @@ class _Group:
             if key not in _GROUP_KEYS:
                 raise ValueError(
                     f"{place} has the unknown key {key!r}; "
-                    f"known are {', '.join(sorted(_GROUP_KEYS))}"
+                    f"valid keys are {', '.join(sorted(_GROUP_KEYS))}"
                 )
         values: dict[str, Any] = {"latency_s": 0.0}
         profile = None
@@ -386,7 +384,7 @@ class _Group:
         self._name = group.get("name", profile.name if profile else f"group{number + 1}")
         if not isinstance(self._name, str) or not 0 < len(self._name) <= _LONGEST_NAME:
             raise ValueError(
-                f"name of {place} is {self._name!r:.100}; give a text of 1 to {_LONGEST_NAME} "
+                f"name of {place} is {self._name!r:.100}; give a string of 1 to {_LONGEST_NAME} "
                 f"characters"
             )
         self._values = values

@@ -50,14 +50,14 @@ def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
     table = read_toml(file, where)
     version = table.get("schema")
     if version is None:
-        raise ValueError(f"{where} lacks schema; a profile begins with: schema = {SCHEMA}")
+        raise ValueError(f"{where} lacks the key schema; add: schema = {SCHEMA}")
     if version != SCHEMA:
         raise ValueError(
             f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
         )
     for fields, name in ((table, "contention"), (table.get("sustained"), "frequencies")):
         if isinstance(fields, dict):
-            fields.pop(name, None)  # earlier versions measured this, and nothing used it
+            fields.pop(name, None)  # earlier versions measured this, but never used it
     return convert(table, DeviceProfile, where)
 
 
@@ -300,7 +300,7 @@ def _load(name_or_path: str, folder: str, what: str, kind: type[_T]) -> _T:
     if name_or_path.endswith(_SUFFIX):
         where = f"{what} {name_or_path}"
         return convert(read_toml(Path(name_or_path), where), kind, where)
-    _check_known(name_or_path, folder, what, f"known are {', '.join(_names(folder))}")
+    _check_known(name_or_path, folder, what, f"use one of {', '.join(_names(folder))}")
     where = f"{what} {name_or_path!r} of the library"
     return convert(read_toml(_folder(folder) / (name_or_path + _SUFFIX), where), kind, where)
 
@@ -310,7 +310,7 @@ def _check_known(name: str, folder: str, what: str, how_to_list: str) -> None:
     if name in names:
         return
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    close = f" (near are {', '.join(near)})" if near else ""
+    close = f" (similar: {', '.join(near)})" if near else ""
     raise ValueError(
         f"there is no {what} {name!r} in the library{close}; {how_to_list}, "
         f"or give a file that ends in {_SUFFIX}"

@@ -238,7 +238,7 @@ class ComputeModel:
 
     def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
         if not models:
-            raise ValueError("a device needs a performance model for one dtype at least")
+            raise ValueError("a device needs a performance model for at least one dtype")
         self.models = dict(models)
         self._known: dict[tuple[str, str, Layout, int, int, int, bool, bool, bool], float] = {}
 

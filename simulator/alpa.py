@@ -1,4 +1,4 @@
-"""Pipelines of whole stages that are searched by dynamic programs.
+"""Pipelines whose stages are found by dynamic programming.
 
 `alpa`: inter- and intra-operator parallelism (Zheng et al., OSDI 2022, arXiv 2201.12023).
 

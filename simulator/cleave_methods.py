@@ -105,7 +105,7 @@ class Tiles:
         again_s = math.fsum(part.seconds for part in recovery)
         return Outcome(
             method=self.name,
-            setting="" if possible else "no device has memory for attention",
+            setting="" if possible else "no device has enough memory for attention",
             devices_used=len(used),
             parts=(
                 Part("layers' Linears", step.apart_s - head_s),

@@ -127,4 +127,4 @@ class Cloud:
 
 
 def _too_big(what: str, needed: float, offered: float) -> str:
-    return f"{what} needs {needed / 1e9:.3g} GB and has {offered / 1e9:.3g} GB"
+    return f"{what} needs {needed / 1e9:.3g} GB, but has only {offered / 1e9:.3g} GB"

@@ -12,11 +12,10 @@ is tried twice: with the devices that have the fastest links, and with those tha
 links among the devices with enough memory for the model. After the loss of a device, the others
 divide and recompute its samples.
 
-`diloco`: local updates (DiLoCo, arXiv 2311.08105). This is not exact training.
+`diloco`: local updates (DiLoCo, arXiv 2311.08105), which are not exact.
 
 Devices train whole models alone, and exchange weights with the server every 50 steps in bf16. The
-planner predicts a round. An `Outcome` is the part of it in which devices train on as many tokens as
-a step has.
+planner predicts a round. The `Outcome` is scaled from the round to the tokens of one step.
 """
 
 from __future__ import annotations
@@ -114,12 +113,12 @@ _ENDLESS_BYTES: Final = 2**60
 
 
 class LocalUpdates:
-    """Rounds of local updates. Each device's local step has an equal share of the sequences."""
+    """Rounds of local updates. All devices train on equal shares of the sequences."""
 
     name = "diloco"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one outcome: the predicted round. If no device has the memory, all take part."""
+        """Return one outcome: the predicted round. If memory is too small, all take part anyway."""
         sizes, devices = conditions.stage_sizes, conditions.graph_devices
         each = -(-conditions.batch // max(1, len(devices)))
         model, elements = sizes.costs([conditions.seq]), sizes.trained_parameters
@@ -139,7 +138,7 @@ class LocalUpdates:
                 devices_used=used,
                 parts=(
                     Part("local steps", share * (plan.round_s - plan.exchange_s)),
-                    Part("exchange of weights", share * plan.exchange_s),
+                    Part("weight exchange", share * plan.exchange_s),
                 ),
                 download_bytes=share * plan.downlink_bytes / used,
                 upload_bytes=share * plan.uplink_bytes / used,

@@ -79,7 +79,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """Models a step's average duration if the loss of a device delays only the current phase.
+    """Model of a step's average duration if a device loss delays only the current phase.
 
     After a loss, the other devices recompute the lost tile. The delay of a phase does not depend on
     how many devices are lost in it. If each of n devices is lost at the rate lambda, a step takes

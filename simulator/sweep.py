@@ -63,8 +63,8 @@ class Processes:
                     yield futures[future], future.result()
             except BrokenProcessPool:
                 raise CleaveError(
-                    f"one of {self.count} simulating processes was ended from outside, most often "
-                    "because memory ran out; try again with fewer --jobs"
+                    f"one of {self.count} simulation processes was killed, probably because memory "
+                    "ran out; try again with fewer --jobs"
                 ) from None
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -115,7 +115,7 @@ def workers(jobs: int, ray_address: str | None) -> Workers:
     if ray_address is None:
         return Processes(jobs)
     if jobs > 1:
-        raise UsageError("--jobs is for this machine, --ray for a cluster; give one of them")
+        raise UsageError("--jobs (this machine) cannot be combined with --ray (a cluster)")
     need_ray("--ray")
     return RayCluster(ray_address)
 

@@ -115,13 +115,13 @@ def misfit(needed: Floats, offered: Floats) -> str:
         return ""
     most, least = tightest(needed, offered)
     return (
-        f"{int(short.sum())} of {len(needed)} devices are too small: "
+        f"{int(short.sum())} of {len(needed)} devices have too little memory: "
         f"{most / 1e9:.3g} GB needed, {least / 1e9:.3g} GB offered"
     )
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return needed and offered bytes of the device with the highest ratio of the two."""
+    """Return needed and offered bytes of the device with the highest ratio of needed to offered."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 

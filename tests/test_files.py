@@ -228,7 +228,7 @@ def test_pipes_and_devices_that_a_user_names_are_written_to(tmp_path: Path) -> N
     check_output(Path("/dev/null"))
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_to_append(tmp_path / "pipe")
 
 

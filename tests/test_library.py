@@ -68,7 +68,7 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
             offload(model(), fleet, min_flops="a")
         emulated: Any = cleave.emulated
         for wrong in ("3", 2.5):
-            with pytest.raises(cleave.UsageError, match="a number of devices, or a list of them"):
+            with pytest.raises(cleave.UsageError, match="a number of devices or a list of devices"):
                 emulated(wrong)
         with pytest.raises(cleave.UsageError, match="takes 1 device or more, not 0"):
             emulated(0)

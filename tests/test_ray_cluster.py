@@ -32,7 +32,7 @@ def test_something_else_that_is_called_ray_is_not_taken_for_it(elsewhere: Path, 
     with pytest.raises(UsageError) as refused:
         need_ray("--servers")
     assert str(elsewhere / Path(file).parts[0]) in str(refused.value)
-    assert "something else" in str(refused.value)
+    assert "which is not Ray" in str(refused.value)
 
 
 def test_ray_is_known_by_its_core(elsewhere: Path) -> None:

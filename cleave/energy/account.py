@@ -204,21 +204,21 @@ def fleet_footprint(
     devices = sum(usage.devices for usage in usages)
     assumed = []
     if measured:
-        found.insert(0, EnergyPart("devices, as they measured it", measured_j, Basis.MEASURED))
-        assumed.append(f"{measured} of {devices} devices: energy as they measured it themselves")
+        found.insert(0, EnergyPart("devices, measured by themselves", measured_j, Basis.MEASURED))
+        assumed.append(f"{measured} of {devices} devices: energy measured by the devices")
     assumed += [f"{gaps[gap]} of {devices} devices: {gap.value}" for gap in Gap if gaps[gap]]
     assumed += [
         f"{count} of {devices} devices: made like a typical {kind.value} "
-        f"({assumptions.embodied_gco2e[kind].value / 1000:g} kgCO2e), as theirs is not known"
+        f"({assumptions.embodied_gco2e[kind].value / 1000:g} kgCO2e), because theirs is unknown"
         for kind, count in standing_in.items()
     ]
     if unknown:
-        assumed.append(f"{unknown} of {devices} devices: their power is unknown, not counted")
+        assumed.append(f"{unknown} of {devices} devices: power unknown, not counted")
     if unmade:
-        assumed.append(f"{unmade} of {devices} devices: making them is unknown, not counted")
+        assumed.append(f"{unmade} of {devices} devices: carbon of making unknown, not counted")
     if ps.energy_j is None:
-        assumed.append("the parameter server's energy is unknown: not counted")
-    assumed.append("making the parameter server: nobody says which machine it is, not counted")
+        assumed.append("the parameter server's energy is unknown, and not counted")
+    assumed.append("making the parameter server is not counted, because its model is unknown")
     return Footprint(
         tuple(found), gco2e_per_kwh, embodied_g, devices, unknown, unmade, tuple(assumed)
     )
@@ -235,8 +235,8 @@ def cloud_footprint(
     profile, power = usage.profile, usage.profile.power
     if power is None or power.compute_w is None:
         raise ValueError(
-            f"the power of {profile.name!r} is not known, so neither is its energy; "
-            f"compare with a profile that states compute_w"
+            f"the power of {profile.name!r} is unknown, and so is its energy; "
+            f"compare with a profile that has compute_w"
         )
     gpu_j = power.compute_w * usage.time_s
     host_j = gpu_j * assumptions.host_share.value
@@ -244,16 +244,16 @@ def cloud_footprint(
     made_g = _making(profile.kind, profile.embodied, usage.time_s, assumptions)
     assumed = [
         f"the GPU draws {power.compute_w:g} W all the time",
-        f"what is around it {assumptions.host_share.value:.0%} of that, "
-        f"the building {assumptions.pue.value - 1:.0%} on top (PUE {assumptions.pue.value:g})",
+        f"its host adds {assumptions.host_share.value:.0%}, and the building "
+        f"{assumptions.pue.value - 1:.0%} of the total (PUE {assumptions.pue.value:g})",
     ]
     if made_g is None:
-        assumed.append(f"making {profile.name} is unknown: not counted")
+        assumed.append(f"carbon of making {profile.name} unknown, not counted")
     elif profile.embodied is None:
         typical = assumptions.embodied_gco2e[profile.kind]
         assumed.append(
             f"made like a typical {profile.kind.value} ({typical.value / 1000:g} kgCO2e), "
-            f"as its own is not known"
+            f"because its own is unknown"
         )
     found = (
         EnergyPart("GPU", gpu_j, Basis.MODELLED),

@@ -1,6 +1,6 @@
 """Compare the energy and carbon of a fleet with those of a data centre.
 
-A sensitivity says how a figure changes with one assumption while all others stay the same."""
+A sensitivity is the change of a figure with one assumption, while all others stay the same."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sensitivities(
     cloud: bool,
     kinds: Collection[DeviceKind],
 ) -> list[Bar]:
-    """Return the effect of each assumption, widest first, without those that have none.
+    """Return the effect of each assumption, widest first, without assumptions that have none.
 
     Args:
         figure: computes the figure, such as carbon or a ratio. An assumption for which the figure
@@ -105,7 +105,7 @@ def sensitivities(
     short, long = LIFETIME_YEARS
     at_short, at_long = (with_made(one_lifetime_years=years) for years in LIFETIME_YEARS)
     least, most = (replace(case, class_power=spread) for spread in (Spread.LEAST, Spread.MOST))
-    power = "power of devices whose profile does not say"
+    power = "power of devices whose profile has none"
     asked: list[_Ends] = [
         ("lifetime", f"{short:g} years", f"{long:g} years", at_short, at_long),
         ends("utilisation", "utilisation"),

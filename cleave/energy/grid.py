@@ -119,10 +119,10 @@ def load_grid(country: str) -> Grid:
             return grid
         names.append(grid.country)
     near = difflib.get_close_matches(country.strip().title(), names, n=3)
-    close = f", near are {', '.join(near)}" if near else ""
+    close = f" (similar: {', '.join(near)})" if near else ""
     raise UsageError(
         f"there are no figures for the electricity of {country!r}{close}; give a country's name, "
-        f"or its three-letter code, like DEU"
+        f"or its three-letter code, such as DEU"
     )
 
 
@@ -148,8 +148,8 @@ def load_hours(path: Path) -> tuple[float, ...]:
     whole = sorted(hours) == list(range(24)) and len(rows) == 24
     if not whole or not all(0 <= v < math.inf for v in hours.values()):
         raise UsageError(
-            f"{path} is no table of hours; give the columns hour and gco2e_per_kwh with a line for "
-            f"each hour from 0 to 23"
+            f"{path} is not a table of hourly values; give the columns hour and gco2e_per_kwh, "
+            f"with a line for each hour from 0 to 23"
         )
     return tuple(hours[hour] for hour in range(24))
 

@@ -50,17 +50,17 @@ class Basis(Enum):
 class Gap(Enum):
     """A missing or implausible figure. Enum values tell the user what is assumed or omitted."""
 
-    TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
-    TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
-    TYPICAL_SBC = "power of a typical single-board computer, as theirs is not known"
-    TYPICAL_DESKTOP = "power of a typical desktop computer, as theirs is not known"
-    TYPICAL_CARD = "the most that their graphics card draws, without the rest of the laptop"
-    TYPICAL_IDLE = "what they draw while they wait is not known: that of their class"
-    TYPICAL_RADIO = "what their radios draw is not known: 0.5 W, an assumption of arXiv 2507.01803"
-    STATED = "power as their fleet file states it, above what they draw anyway"
-    DOUBTED = "they report more energy than such a device can draw: not believed"
-    RADIO = "what their radios draw is not known: left out"
-    IDLE = "what they draw while they wait is not known: left out"
+    TYPICAL_PHONE = "power of a typical phone, because theirs is unknown"
+    TYPICAL_LAPTOP = "power of a typical laptop, because theirs is unknown"
+    TYPICAL_SBC = "power of a typical single-board computer, because theirs is unknown"
+    TYPICAL_DESKTOP = "power of a typical desktop computer, because theirs is unknown"
+    TYPICAL_CARD = "maximum power of their graphics card, without the rest of the laptop"
+    TYPICAL_IDLE = "idle power of their class, because theirs is unknown"
+    TYPICAL_RADIO = "radio power unknown: 0.5 W, as assumed in arXiv 2507.01803"
+    STATED = "power above idle, as stated in their fleet file"
+    DOUBTED = "they report more energy than such a device can use: not believed"
+    RADIO = "radio power unknown: not counted"
+    IDLE = "idle power unknown: not counted"
 
 
 @dataclass(frozen=True, slots=True)

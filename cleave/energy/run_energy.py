@@ -72,11 +72,10 @@ class RunEnergy:
         notes = []
         if self.usages and self.virtual:
             notes.append(
-                "devices are emulated: modelled on the virtual clock, on which the PS's own work "
-                "takes no time"
+                "devices are emulated on a virtual clock, on which the PS's own work takes no time"
             )
         elif self.usages:
-            notes.append("devices are those that joined the server, as they state their profiles")
+            notes.append("devices joined the server; their profiles are those that they report")
         if self.machine_j is not None:
             apart = ""
             if self._shared:
@@ -113,8 +112,8 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         ) from None
     if not found:
         raise UsageError(
-            "this run has no energy record: it runs still, was killed, or was trained by an older "
-            "version"
+            "this run has no energy record: it is still running, was killed, or was trained by an "
+            "older version"
         )
     return in_succession(found)
 

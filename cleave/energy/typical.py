@@ -1,4 +1,4 @@
-"""Assumed figures for what was not measured: power by class of device, and other parts.
+"""Assumed values for figures that were not measured, such as the power of a device class.
 
 Typical power is the median of power values measured on devices of the same class, except for
 radios and graphics cards. `typical.toml` lists the devices with sources. Reports flag each typical

@@ -22,7 +22,7 @@ from cleave.planner.tiles.report import StepReport
 
 _MOST: Final = 64
 _FP32_BYTES: Final = 4
-_STATE_ARRAYS: Final = 4  # a weight, a gradient and two moments
+_STATE_ARRAYS: Final = 4  # weights, gradients and two moments
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
@@ -33,7 +33,7 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
 
 _LOOPBACK_BYTES_PER_S: Final = 1e9
 
-# The PS's computer becomes a device if that shortens a step by this time, and by this share.
+# The PS's computer also serves as a device if this shortens a step by at least both amounts.
 _OWN_DEVICE_SAVES_S: Final = 1.0
 _OWN_DEVICE_SAVES: Final = 0.05
 _FEW_DEVICES: Final = 64  # in a larger fleet, one more device changes little
@@ -50,8 +50,8 @@ def plan_batch(
     """Return the model and its stage plan for the fastest number of micro-batches.
 
     Args:
-        cut: returns the model for a given number of micro-batches, into which the `rows` sequences
-            are divided.
+        cut: returns the model with the `rows` sequences divided into a given number of
+            micro-batches.
         in_parts: like `cut`, but divides each layer into attention and MLP. It is used only if the
             devices have too little memory for whole layers.
 
@@ -76,11 +76,11 @@ def plan_batch(
         return best
     if in_parts is not None and isinstance(refused, DeviceMemoryError):
         return plan_batch(planner, in_parts, rows, devices, ps)
-    raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")
+    raise refused or PlanError(f"a batch needs at least one sequence, but has {rows}")
 
 
-# The exact methods, in ascending order of traffic. AUTO chooses the fastest of them, and of equally
-# fast ones the first.
+# The exact methods, in ascending order of traffic. AUTO chooses the fastest. If several are equally
+# fast, it chooses the first of these.
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
 _NAMES: Final = {
     Method.STAGES: "stages",
@@ -101,7 +101,7 @@ class Forecast:
     Attributes:
         step_s: predicted time of the step in seconds; infinite if the method is impossible.
         downlink_bytes, uplink_bytes: traffic of all devices together.
-        bottleneck: a sentence, without a full stop, that names what takes most of the time.
+        bottleneck: a clause that names what takes most of the time.
         device_bytes: memory that the device with the largest requirement needs.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
         refused: why the method is impossible, as shown to the user; empty if it is possible.
@@ -130,13 +130,13 @@ ON_SERVER: Final = "weights and optimizer state stay on the server"
 
 
 def choose_state(usual: Forecast, resident: Forecast) -> tuple[bool, str]:
-    """Choose where the layers' state stays between steps by stages (`--state auto`).
+    """Choose where the layers' state is stored between steps by stages (`--state auto`).
 
     Args:
         usual, resident: forecasts of a step with the state on the server, and on devices.
 
     Returns:
-        Whether the state stays on devices, and a sentence that says why.
+        Whether the state stays on devices, and a clause that states the reason.
     """
     if resident.step_s < usual.step_s:
         where, chosen, other = "weights and optimizer state stay on devices", resident, usual
@@ -145,8 +145,8 @@ def choose_state(usual: Forecast, resident: Forecast) -> tuple[bool, str]:
     if chosen.refused or other.refused:
         return chosen is resident, f"{where}: {chosen.refused or other.refused}"
     return chosen is resident, (
-        f"{where}: a step is predicted to take {in_seconds(chosen.step_s)}, and "
-        f"{in_seconds(other.step_s)} otherwise"
+        f"{where}: a step is predicted to take {in_seconds(chosen.step_s)} instead of "
+        f"{in_seconds(other.step_s)}"
     )
 
 
@@ -158,8 +158,8 @@ class StepForecaster:
         cut: returns the model for a given number of micro-batches.
         in_parts: like `cut`, but divides each layer into attention and MLP; None if impossible.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: size per token of the activations, over all layers, that the PS retains if it
-            computes the backward pass; 0 if unknown.
+        kept_bytes: activation bytes per token, over all layers, that the PS retains for its own
+            backward pass; 0 if unknown.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -226,7 +226,7 @@ class StepForecaster:
         """Forecast a step by stages, with the fastest number of micro-batches.
 
         Args:
-            ps: speed of the PS in this step; that of the PS alone by default.
+            ps: speed of the PS in this step; `self.ps` by default.
 
         Raises:
             DeviceMemoryError: if the devices have too little memory.
@@ -240,8 +240,11 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices.
 
-        If that is impossible, `Forecast.refused` gives the reason. `ps`: as for `by_stages`. The
-        PS's memory is without the layers' state, which it keeps in files if memory is short.
+        If this method is impossible, `Forecast.refused` gives the reason. The PS's memory excludes
+        the layers' state, because the PS moves this state to files if memory is short.
+
+        Args:
+            ps: speed of the PS in this step; `self.ps` by default.
         """
         trained = sum(layer.sum_bytes for layer in self.cut(1).layers)
         resident = replace(
@@ -260,16 +263,17 @@ class StepForecaster:
         if not (small := sum(device.memory_bytes < least for device in devices)):
             return found
         who = "1 device has" if small == 1 else f"{small} devices have"
-        left = f"{who} too little memory for a layer ({least / 1e6:.0f} MB) and get none"
+        left = f"{who} too little memory for even one layer ({least / 1e6:.0f} MB)"
         return replace(found, bottleneck=f"{found.bottleneck}; {left}")
 
     def by_local_updates(
         self, devices: Sequence[DeviceRates], elements: int, rounds: Rounds
     ) -> Forecast:
-        """Forecast the time that local updates take for as many tokens as a step has.
+        """Forecast local updates, with time and traffic scaled to the tokens of one step.
 
-        This is another algorithm. Each device's local step has an equal share of the sequences, one
-        in each micro-batch. If it is impossible, `Forecast.refused` gives the reason.
+        Local updates are a different algorithm, so their losses differ. In a local step, each
+        device trains on an equal share of the sequences, one sequence per micro-batch. If local
+        updates are impossible, `Forecast.refused` gives the reason.
 
         Args:
             elements: number of trained parameters.
@@ -291,7 +295,7 @@ class StepForecaster:
         )
 
     def of_plan(self, model: StageModel, plan: StagePlan) -> Forecast:
-        """Return the forecast of a step by stages with this plan."""
+        """Return the forecast of a step by stages that follows `plan`."""
         return Forecast(
             Method.STAGES,
             plan.step_s,
@@ -427,7 +431,7 @@ class MethodChoice:
             return f"Using {name}: no other method is possible."
         others = " and ".join(f"{in_seconds(e.step_s)} {_BY[e.method]}" for e in possible)
         least = min(each.step_s for each in possible)
-        tie = "; of equally fast methods, this one sends least" if least <= chosen.step_s else ""
+        tie = "; of equally fast methods, it sends the least" if least <= chosen.step_s else ""
         takes = in_seconds(chosen.step_s)
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
 
@@ -505,7 +509,7 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return the maximum number of batches that `crossing` tries up to `most_rows` sequences."""
+    """Return the maximum number of batch sizes that `crossing` tries, given `most_rows`."""
     return (most_rows - 1).bit_length() + 1 + 4
 
 

@@ -13,23 +13,23 @@ from cleave.planner.coding import coded_ratio
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stages.model import StageModel
 
-EVERY: Final = 50  # local steps of the fastest device in a round, unless the user says otherwise
-_RETURNED: Final = 1 / 64  # part of the elements that a device returns if the exchange is sparse
-_CHUNK: Final = 4096  # elements with one scale (down) or two scales (up), if the exchange is sparse
+EVERY: Final = 50  # default number of local steps per round on the fastest device
+_RETURNED: Final = 1 / 64  # fraction of the elements that a device returns in a sparse exchange
+_CHUNK: Final = 4096  # elements that share one scale (down) or two scales (up) in a sparse exchange
 _FP32: Final = 4
-# For each element that an update of AdamW changes: its gradient, its new weight and moments, and
-# the working memory of the graph.
+# Memory per element that an AdamW update changes: gradient, new weight, new moments, and the
+# graph's working memory.
 _UPDATE_BYTES: Final = 30
-_ASYMMETRY: Final = 4  # usual ratio of downlink and uplink rates, if an exchange overlaps steps
-_LOGIT_BYTES: Final = 12  # logits, their softmax and their gradient
+_ASYMMETRY: Final = 4  # assumed ratio of downlink to uplink rate, for exchanges that overlap steps
+_LOGIT_BYTES: Final = 12  # per logit: the logit, its softmax and its gradient
 
 
 class ExchangeKind(Enum):
-    """Form of weights that rounds of local updates exchange. The values are those of `--exchange`.
+    """The format in which local updates exchange weights. The values are those of `--exchange`.
 
-    With `int8`, each block of up to 256 elements has one scale, and an element has 8 bits. With
-    `sparse`, devices return one of 64 elements, as in SparseLoCo (arXiv 2508.15706), and get the
-    elements that any device returned.
+    With `int8`, an element has 8 bits, and each block of up to 256 elements shares one scale. With
+    `sparse`, a device returns 1 of 64 elements, as in SparseLoCo (arXiv 2508.15706), and receives
+    all elements that any device returned.
     """
 
     FP32 = "fp32"
@@ -44,7 +44,7 @@ class ExchangeKind(Enum):
         return plain[self] if self in plain else 2 * _RETURNED + 8 / _CHUNK
 
     def down_bytes(self, devices: int) -> float:
-        """Return the bytes per parameter that a device gets. A sparse change is at its largest."""
+        """Return the bytes per parameter that a device receives; the maximum if sparse."""
         if self is not ExchangeKind.SPARSE:
             return self.up_bytes
         return 1 / 8 + min(1.0, devices * _RETURNED) + 4 / _CHUNK
@@ -53,31 +53,32 @@ class ExchangeKind(Enum):
     def held_bytes(self) -> int:
         """Return the bytes per parameter that a device holds.
 
-        It holds the weight now and at the beginning of the round, two moments of AdamW and, if the
-        exchange is sparse, what it has not returned.
+        These bytes are for the current weight, the weight at the start of the round, and two AdamW
+        moments. With a sparse exchange, they include the change that the device has not returned
+        yet.
         """
         return 20 if self is ExchangeKind.SPARSE else 16
 
     @property
     def coded_ratio(self) -> float:
-        """Return the ratio of lossless compression on links that compress; 1 for codes."""
+        """Return the lossless compression ratio; 1 for quantized or sparse formats."""
         plain = self in (ExchangeKind.FP32, ExchangeKind.BF16)
         return coded_ratio(self.value) if plain else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How often and in which form rounds of local updates exchange weights.
+    """How often, and in which format, rounds of local updates exchange weights.
 
     Attributes:
         every: local steps of the fastest device between two exchanges of the same parameter.
-        fragments: number of parts of the model, which are exchanged one after the other, as in
-            Streaming DiLoCo (arXiv 2501.18512). Each round exchanges one part.
-        overlap: local steps between taking a difference and merging the server's change, during
-            which they travel.
+        fragments: number of parts into which the model is divided. Each round exchanges the next
+            part, as in Streaming DiLoCo (arXiv 2501.18512).
+        overlap: local steps that run during an exchange, between computing a difference and merging
+            the server's change.
 
     Raises:
-        UsageError: if the numbers do not go together.
+        UsageError: if `every` is not a multiple of `fragments`, or `overlap` is too large.
     """
 
     every: int = EVERY
@@ -88,25 +89,25 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.every % self.fragments:
             raise UsageError(
-                f"--every is {self.every} and --fragments is {self.fragments}; give a multiple of "
-                f"--fragments"
+                f"--every ({self.every}) must be a multiple of --fragments ({self.fragments})"
             )
         if self.overlap >= self.steps:
             raise UsageError(
-                f"--overlap is {self.overlap}, and exchanges are {self.steps} steps apart; give "
-                f"less than that"
+                f"--overlap ({self.overlap}) must be less than {self.steps}, the number of steps "
+                f"between exchanges"
             )
 
     @property
     def steps(self) -> int:
-        """Return the local steps of the fastest device between two exchanges."""
+        """Return the number of local steps between two exchanges, on the fastest device."""
         return self.every // self.fragments
 
     def overlapped(self, devices: int) -> tuple[int, int]:
-        """Return the local steps during a download, and those during an upload.
+        """Return the numbers of local steps during a download, and during an upload.
 
-        They add up to `overlap`. Each has a share by the bytes in its direction and the usual rates
-        of home links. The shares matter for the time of a round only, not for its result.
+        The two numbers add up to `overlap`. They are proportional to the transfer times in both
+        directions at the usual rates of home links. They affect the time of a round, but not its
+        result.
         """
         up_s, down_s = _ASYMMETRY * self.exchange.up_bytes, self.exchange.down_bytes(devices)
         during_upload = round(self.overlap * up_s / (up_s + down_s))
@@ -114,13 +115,13 @@ class Rounds:
 
 
 def planned_steps(steps_per_s: Mapping[int, float], every: int) -> dict[int, int]:
-    """Return how many local steps each device does in a round, at least 1.
+    """Return the number of local steps in a round (at least 1), by device ID.
 
-    The fastest device does `every` steps, and the others as many as they can do in that time
-    (arXiv 2401.09135, section 5).
+    The fastest device takes `every` steps. The other devices take as many steps as they can in the
+    same time (arXiv 2401.09135, section 5).
 
     Args:
-        steps_per_s: the speed of each device, in any unit.
+        steps_per_s: the speed of each device, by device ID. Only proportions matter.
     """
     fastest = max(steps_per_s.values(), default=0.0)
     return {
@@ -136,11 +137,10 @@ class LocalPlan:
     Attributes:
         steps: local steps of each device, by device ID.
         round_s: time of a round in seconds.
-        exchange_s: part of `round_s` in which weights travel and no step runs, of the device that
-            takes longest.
+        exchange_s: part of `round_s` in which the slowest device only waits for transfers.
         tokens: tokens that all devices train on in a round.
         downlink_bytes, uplink_bytes: traffic of all devices in a round.
-        device_bytes: memory that a device needs.
+        device_bytes: memory that each device needs.
         server_bytes: memory of the server for weights, momentum and returned differences.
         flops: FLOPs of all devices in a round.
     """
@@ -158,17 +158,17 @@ class LocalPlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the predicted training throughput."""
+        """Return the predicted training throughput of all devices together."""
         return self.tokens / self.round_s
 
     @property
     def why(self) -> str:
-        """Return a clause, without a full stop, that names what takes most of a round."""
+        """Return a clause that describes the exchange and its share of the time."""
         share = self.exchange_s / self.round_s
         return (
-            f"not exact, other losses: {self.tokens_per_s:,.0f} tokens/s; devices exchange weights "
-            f"in {self.rounds.exchange.value} every {self.rounds.every} steps, and wait for them "
-            f"{share:.0%} of the time"
+            f"not exact, so losses differ: {self.tokens_per_s:,.0f} tokens/s; devices exchange "
+            f"weights in {self.rounds.exchange.value} every {self.rounds.every} steps, and spend "
+            f"{share:.0%} of the time waiting for them"
         )
 
 
@@ -180,9 +180,9 @@ def plan_round(
     rounds: Rounds,
     batches: int = 1,
 ) -> LocalPlan:
-    """Predict a round in which each device's local step has `batches` micro-batches of `model`.
+    """Predict a round of local updates. Each local step has `batches` micro-batches of `model`.
 
-    Devices with too little memory take no part.
+    Devices with too little memory do not take part.
 
     Args:
         elements: number of trained parameters.
@@ -200,15 +200,15 @@ def plan_round(
     largest = min(elements, model.most_slices * model.width)  # elements of the embedding
     passes: float = _FP32 * elements + tokens * (logits + inputs)
     needed_bytes = rounds.exchange.held_bytes * elements + frozen
-    if rounds.overlap:  # a difference and what travels of it, while steps run
+    if rounds.overlap:  # a difference and its encoded form, in memory while steps run
         passes += (_FP32 + rounds.exchange.up_bytes) * elements / rounds.fragments
     needed_bytes = round(needed_bytes + max(passes, _UPDATE_BYTES * largest))
     kept_bytes = round(tokens * math.fsum(layer.activation_bytes for layer in model.layers))
     able = [device for device in devices if device.memory_bytes >= needed_bytes]
     if not able:
         raise DeviceMemoryError(
-            f"each device holds the whole model, which takes {needed_bytes / 1e6:,.0f} MB, and no "
-            f"device offers that"
+            f"local updates need {needed_bytes / 1e6:,.0f} MB on each device for the whole model, "
+            f"and no device offers that much"
         )
     spared = math.fsum(layer.spared_flops for layer in model.layers)
     whole = math.fsum(part.flops for part in parts)

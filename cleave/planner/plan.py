@@ -27,17 +27,17 @@ class Method(Enum):
     """The parameter server (PS) trains alone."""
 
     DILOCO = "diloco"
-    """Each device trains the whole model alone for many steps, and then the PS averages the changes
-    of their weights (local updates). This algorithm is not exact, and AUTO never chooses it."""
+    """Each device trains the whole model alone for many steps, and then the PS averages their
+    weight changes (local updates). This algorithm is not exact, and AUTO never chooses it."""
 
 
 class StateMode(Enum):
-    """Where the layers' weights and optimizer state stay between steps by stages."""
+    """Where the layers' weights and optimizer state are stored between steps by stages."""
 
     SERVER = "server"
     DEVICES = "devices"
     AUTO = "auto"
-    """On devices, if that is predicted to make steps faster."""
+    """On devices if steps are predicted to be faster; otherwise on the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +287,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Tiles that cover a GEMM exactly once. Devices already hold some of the operands.
+    """Tiles that cover a GEMM exactly once, some of whose operands devices already hold.
 
     Attributes:
         tiles: maps a device ID to the device's tile, with the cuts of the strips.
-        held_bytes: maps a device ID to the size of the operands that need no download.
+        held_bytes: maps a device ID to the size in bytes of the operands that it already holds.
     """
 
     tiles: Mapping[int, TileCut] = field(default_factory=dict)
@@ -327,7 +327,7 @@ class PartPlanner(Protocol):
     """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Return a plan for what a lost device has not finished, given as a separate GEMM.
+        """Return a plan for a lost device's unfinished work, given as a separate GEMM.
 
         Implementations must be fast, because the whole GEMM waits for this part.
 

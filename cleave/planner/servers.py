@@ -30,8 +30,8 @@ class SharedWeights:
         layers: number of layers.
         layer: number of parameters in one layer.
         outside: number of parameters outside the layers.
-        recomputed_bytes: size per sequence of the activations that the PS recomputes in the
-            backward pass, instead of retaining them.
+        recomputed_bytes: bytes of activations per sequence that the PS recomputes in the backward
+            pass instead of retaining them.
     """
 
     layers: int
@@ -57,7 +57,7 @@ class SharedWeights:
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return how many bytes each server sends to the others, and receives, in a step.
+    """Return the number of bytes that each server sends, and also receives, in an exchange.
 
     `weights` is None if each server holds the whole model.
     """
@@ -187,9 +187,9 @@ def why(plans: Sequence[ServersPlan]) -> str:
             return f"A step takes {first.step_s:.3g} s on {counted(first.servers)}."
         least = min(others, key=lambda plan: plan.step_s)
         return (
-            f"More servers do not pay: {counted(least.servers)} take {least.step_s:.3g} s, "
-            f"including {least.exchange_s:.3g} s for their exchange, and "
-            f"{counted(first.servers)} {first.step_s:.3g} s."
+            f"More servers are not faster: {counted(least.servers)} take {least.step_s:.3g} s, "
+            f"including {least.exchange_s:.3g} s for their exchange, compared with "
+            f"{first.step_s:.3g} s on {counted(first.servers)}."
         )
     return (
         f"{counted(best.servers)} are {faster:.2f} times as fast as {counted(first.servers)}; "

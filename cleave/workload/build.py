@@ -1,8 +1,8 @@
 """Build transformers with random weights, or load them from local folders.
 
-Nothing is downloaded, but models that `hf download` has fetched are found. torch and transformers
-are imported only in the functions that use them, so a model's sizes can be read without these
-libraries.
+Cleave never downloads models, but it finds models that `hf download` has fetched. torch and
+transformers are imported only in the functions that use them, so a model's sizes can be read
+without these libraries.
 """
 
 import json
@@ -61,19 +61,17 @@ def resolve_model(name_or_folder: str) -> ModelSource:
             raise
     if _is_hub_name(name_or_folder):
         raise UsageError(
-            f"There is no folder {name_or_folder!r}, and Cleave downloads nothing; if it is the "
-            f"name of a model on the Hugging Face Hub, fetch it with `hf download "
-            f"{name_or_folder}`, and give the name again."
+            f"There is no folder {name_or_folder!r}, and Cleave does not download models; if this "
+            f"is a model on the Hugging Face Hub, run `hf download {name_or_folder}`, and try "
+            f"again."
         )
-    raise UsageError(
-        f"There is no folder {name_or_folder!r} with a model: check the path, or put it back."
-    )
+    raise UsageError(f"There is no model folder {name_or_folder!r}; check the path.")
 
 
 def hub_folder(name: str) -> Path | None:
-    """Return the folder in which `hf download` has stored a model of the Hugging Face Hub.
+    """Return the folder in which `hf download` has stored a Hugging Face Hub model.
 
-    Return None if `name` is not such a name, as `org/model`, or has not been downloaded.
+    Return None if `name` does not have the form `org/model`, or the model is not downloaded.
     """
     if not _is_hub_name(name):
         return None
@@ -112,8 +110,8 @@ def hf_config(spec: ModelSpec) -> "PreTrainedConfig":
 
     if spec.vocabulary < 3:
         raise UsageError(
-            f"The vocabulary of {spec.name!r} is {spec.vocabulary}; "
-            "it must be 3 or more, for the special tokens."
+            f"The vocabulary of {spec.name!r} has {spec.vocabulary} tokens; "
+            "it must have 3 or more, for the special tokens."
         )
     shared: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
@@ -185,7 +183,7 @@ def build_model(
         )
     if place is not None:
         place(model)
-    # This is `to_empty`, but for tensors on the meta device only.
+    # Like `to_empty`, but only for tensors on the meta device.
     model._apply(lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each)
     # `_apply` allocated separate memory for each of two tied weights. If one of the two is marked
     # as initialised, its memory pages stay untouched until `tie_weights` frees the memory.
@@ -339,15 +337,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     if not path.is_file():
         raise UsageError(
-            f"The folder {str(folder)!r} has no {_CONFIG}; give a folder that a Hugging Face model "
-            "was saved in."
+            f"The folder {str(folder)!r} has no {_CONFIG}; give the folder of a saved Hugging Face "
+            "model."
         )
     config = _read_json(path)
     architectures = config.get("architectures") or []
     if architectures and not any("CausalLM" in a or "LMHead" in a for a in architectures):
         raise UsageError(
             f"The model in {str(folder)!r} is {architectures[0]}, not a causal language model; "
-            "use one such as OPT or Llama."
+            "use a causal language model, such as OPT or Llama."
         )
     if config.get("quantization_config"):
         raise UsageError(
@@ -386,7 +384,7 @@ def _check_weight_files(folder: Path) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UsageError(
-            f"The folder {str(folder)!r} lacks {len(missing)} of its weight files, first "
+            f"The folder {str(folder)!r} lacks {len(missing)} of its weight files, such as "
             f"{missing[0]}; copy the folder again."
         )
 
@@ -397,18 +395,18 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
     if mismatched := sorted(report["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UsageError(
-            f"The weight {key} in {str(folder)!r} has the shape {list(stored)} where {_CONFIG} "
-            f"asks for {list(expected)}; use the {_CONFIG} that belongs to these weights."
+            f"The weight {key} in {str(folder)!r} has the shape {list(stored)}, but {_CONFIG} "
+            f"requires {list(expected)}; use the {_CONFIG} that belongs to these weights."
         )
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"The folder {str(folder)!r} lacks {len(missing)} of the weights that {_CONFIG} "
-            f"asks for, first {missing[0]}; copy the folder again."
+            f"requires, such as {missing[0]}; copy the folder again."
         )
     if unexpected := sorted(report["unexpected_keys"]):
         raise UsageError(
-            f"The folder {str(folder)!r} holds {len(unexpected)} weights that {_CONFIG} does not "
-            f"ask for, first {unexpected[0]}; use the {_CONFIG} that belongs to these weights."
+            f"The folder {str(folder)!r} has {len(unexpected)} weights that {_CONFIG} does not "
+            f"define, such as {unexpected[0]}; use the {_CONFIG} that belongs to these weights."
         )
 
 
@@ -436,7 +434,7 @@ def _common_dtype(folder: Path) -> "torch.dtype":
             with safe_open(path, "pt") as file:
                 found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError):
-            return torch.float32  # loading raises a clear error, if the file is needed
+            return torch.float32  # loading raises a clear error if the file is needed
     return narrow.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 
 
@@ -448,7 +446,7 @@ def _own_memory(model: "PreTrainedModel", *, narrow: bool) -> None:
     # would change the weights in use or kill the process. Tensors are copied one at a time to save
     # memory.
     for tensor in chain(model.parameters(), model.buffers()):
-        if tensor.untyped_storage().filename is None:  # else it is in a file of its own
+        if tensor.untyped_storage().filename is None:  # otherwise, `place` has moved it
             wide = isinstance(tensor, nn.Parameter) and not narrow
             tensor.data = tensor.data.to(torch.float32 if wide else tensor.dtype, copy=True)
 

@@ -13,7 +13,8 @@ class Family(Enum):
     """A family of models. The family determines which Linear modules a decoder layer has.
 
     An OPT layer has q, k, v, out, fc1 and fc2, with biases. A LLAMA layer has q, k, v, o, gate, up
-    and down, without biases. OPT uses learned position embeddings, and LLAMA rotary ones.
+    and down, without biases. OPT uses learned position embeddings. LLAMA uses rotary position
+    embeddings.
     """
 
     OPT = "opt"
@@ -176,14 +177,14 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(
-                    f"The config of {name!r} says {key} = {value!r}; it must be a positive integer."
+                    f"The config of {name!r} has {key} = {value!r}; it must be a positive integer."
                 )
             return value
         if default is not None:
             return default
         raise UsageError(
-            f"The config of {name!r} does not say its {field} ({' or '.join(keys)}), so it is not "
-            "a model that can be trained here; use an OPT or Llama folder."
+            f"The config of {name!r} has no {field} ({' or '.join(keys)}), so this model cannot "
+            "be trained here; use an OPT or Llama folder."
         )
 
     def flag(key: str, default: bool) -> bool:
@@ -199,7 +200,7 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     if config.get("head_dim") is None and width % heads:
         raise UsageError(
             f"The config of {name!r} has {heads} heads for a width of {width}; "
-            "the width must be a multiple of the heads."
+            "the width must be a multiple of the number of heads."
         )
     return ModelSpec(
         name=name,

@@ -65,7 +65,7 @@ def quantized_bytes(rows: int, columns: int, bits: Bits) -> int:
 
 
 _FP32_BYTES: Final = 4
-HEAD: Final = "lm_head.weight"  # the LM head, which has one row for each token of the vocabulary
+HEAD: Final = "lm_head.weight"  # the LM head, with one row per token of the vocabulary
 _LAST: Final = ("fc2", "down_proj")  # the last Linear of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
@@ -79,9 +79,7 @@ _STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two mome
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA adapters. An adapter is a pair of small trained matrices A and B for a frozen matrix W.
-
-    A layer uses W plus a multiple of B A in place of W.
+    """LoRA adapters: pairs of small trained matrices A and B, each for one frozen matrix W.
 
     Attributes:
         targets: names of the Linear modules that have an adapter in each layer, such as `q_proj`;
@@ -154,8 +152,8 @@ class LayerSizes:
         """Return the FLOPs per token of the backward pass, including activation recomputation.
 
         For each multiplication by a parameter, the input gradient costs as much as the forward
-        multiplication. So does the gradient of a trained parameter. Each of attention's two
-        multiplications needs the gradients of both operands.
+        multiplication. The gradient of a trained parameter costs as much again. Each of attention's
+        two multiplications needs the gradients of both operands.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
@@ -201,7 +199,7 @@ def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
         UsageError: if `parts` is below 1 or above `rows`.
     """
     if not 0 < parts <= rows:
-        raise UsageError(f"{rows} sequences cannot be cut into {parts} micro-batches")
+        raise UsageError(f"{rows} sequences cannot be divided into {parts} micro-batches")
     return [sequence * (rows // parts + (number < rows % parts)) for number in range(parts)]
 
 
@@ -347,7 +345,7 @@ class StageSizes:
 
 
 def kept_elements(spec: ModelSpec) -> int:
-    """Return how many activation elements per token a layer retains without recomputation.
+    """Return the number of activation elements per token that a layer retains for backward.
 
     The layer retains the inputs of every Linear, norm and nonlinearity (Korthikanti et al. 2022,
     arXiv 2205.05198, section 4.1). Dropout masks are not counted, nor are attention scores, which
@@ -359,7 +357,7 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return how many activation elements per token recomputation saves.
+    """Return the number of activation elements per token that recomputation saves.
 
     With recomputation, the PS retains the input of every layer and all activations of one layer.
     """

@@ -20,7 +20,7 @@ from cleave.gemm import Gemm
 from cleave.planner.plan import GemmKind, StepGemm
 from cleave.workload.registry import Family, ModelSpec
 
-MAX_TOKENS: Final = 2**24  # in one step, as in the largest published training runs
+MAX_TOKENS: Final = 2**24  # per step, as in the largest published training runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def check_step(spec: ModelSpec, batch: int, seq: int) -> None:
             raise UsageError(f"{name} is {value}; give 1 or more")
     if seq > spec.max_positions:
         raise UsageError(
-            f"--seq {seq} is longer than the {spec.max_positions} positions of {spec.name}; give "
+            f"--seq {seq} exceeds the {spec.max_positions} positions of {spec.name}; give "
             f"{spec.max_positions} or less"
         )
     if batch * seq > MAX_TOKENS:
@@ -137,7 +137,7 @@ def check_rank(spec: ModelSpec, rank: int) -> None:
     """Raise UsageError if adapters of this rank are larger than the matrices that they adapt."""
     if rank > spec.width:
         raise UsageError(
-            f"--lora has the rank {rank}, above the width of {spec.name}; give {spec.width} or less"
+            f"--lora {rank} exceeds the width of {spec.name}; give {spec.width} or less"
         )
 
 

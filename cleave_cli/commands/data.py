@@ -22,7 +22,7 @@ app = typer.Typer(
     name="data", help="Show examples of data as the model will see them.", no_args_is_help=True
 )
 
-_SETTINGS: Final = ("model", "data", "eval_data", "seq", "packing", "seed")  # those that matter
+_SETTINGS: Final = ("model", "data", "eval_data", "seq", "packing", "seed")  # the relevant ones
 _OPEN, _CLOSE = "«", "»"  # around text that is not learned
 
 
@@ -34,7 +34,7 @@ def data() -> None:
 def show(
     examples: Annotated[int, Option(help="Number of sequences.", min=1)] = 3,
     config: Annotated[
-        Path | None, Option(help="Settings of cleave train: a TOML file, for example of a recipe.")
+        Path | None, Option(help="Settings of cleave train: a TOML file, such as a recipe.")
     ] = None,
     as_json: Json = False,
     context: typer.Context = None,  # type: ignore[assignment]

@@ -27,21 +27,21 @@ from cleave_cli.render.text import (
 )
 
 _SIDELOADING: Final = """\
-The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours): the
-code has to be valid until then. For a phone that works at night, add --minutes 1440.
+The app connects once its owner's conditions hold (plugged in, on Wi-Fi, cool, at its hours). The
+code must be valid until then. For a phone that works at night, add --minutes 1440.
 
-The app is not there yet? Build it from a copy of Cleave (android_client/build_apk.sh), then either
+To install the app, build it from a copy of Cleave (android_client/build_apk.sh), then either
   adb install -r android_client/build/cleave.apk    (phone on a cable, USB debugging on)
 or copy that file to the phone and open it there; Android asks to allow this source of apps.
-If the phone's camera does not open the link: take "Open in the app" on the page that `cleave pair`
-leads to, or paste the link into the app."""
+If the phone's camera does not open the link, tap "Open in the app" on the page that `cleave pair`
+links to, or paste the link into the app."""
 
 
 def pair(
     uses: Annotated[int, Option(help="Number of devices that may use the code.")] = 1,
     minutes: Annotated[float, Option(help="Minutes for which the code is valid.")] = 10,
     own: Annotated[
-        bool, Option("--own", help="For devices of your own, which may train whole layers.")
+        bool, Option("--own", help="For your own devices, which may train whole layers.")
     ] = False,
     qr: Annotated[bool, Option(help="Also show a QR code.")] = True,
     png: Annotated[Path | None, Option(help="Write the QR code to this PNG file.")] = None,
@@ -80,15 +80,17 @@ def pair(
       cleave pair --void 7
     """
     if list_codes and void is not None:
-        raise UsageError(f"--list shows join codes and --void {void} ends one; give one of the two")
+        raise UsageError(f"--list cannot be combined with --void {void}; give one of the two")
     if list_codes:
         _list(ask("codes", {}, server, data), as_json=as_json)
         return
     if void is not None:
         answer = ask("void", {"code": void}, server, data)
         code = answer["code"]
-        stay = f"; who came by it stays: {', '.join(code['devices'])}" if code["devices"] else ""
-        text = f"join code {code['id']} is void: nobody joins with it any more{stay}"
+        stay = (
+            f"; devices that used it stay: {', '.join(code['devices'])}" if code["devices"] else ""
+        )
+        text = f"join code {code['id']} is void: no more devices can use it{stay}"
         say_decided(answer, text, as_json=as_json)
         return
     answer = ask("pair", {"uses": uses, "life_s": 60.0 * minutes, "own": own}, server, data)
@@ -105,7 +107,7 @@ def pair(
     yours = " of your own" if own else ""
     many = f"{uses} devices{yours} can join" if uses > 1 else f"one device{yours} can join"
     until = when(answer["expires_s"])
-    how = "open the address in its browser, or run there"
+    how = "open the address in its browser, or run on it"
     if android:
         how = "open the link, or scan the code, on the phone"
     typer.echo(f"until {until}, {many}: {how}\n", err=True)
@@ -160,7 +162,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _WIDE: Final = 120  # terminal width, in characters, for all columns of the table
 
-Name = Annotated[str, Argument(help="The device's name or id, as `cleave devices` lists it.")]
+Name = Annotated[str, Argument(help="Name or ID of the device (see `cleave devices`).")]
 
 
 @app.callback(invoke_without_command=True)
@@ -244,7 +246,7 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
 @app.command("revoke")
 def revoke(
     name: Name,
-    reason: Annotated[str, Option(help="Reason, which the device also gets.")] = "",
+    reason: Annotated[str, Option(help="Reason, which is also shown on the device.")] = "",
     server: Server = "",
     data: Data = None,
     as_json: Json = False,
@@ -260,8 +262,8 @@ def revoke(
     for code in answer["codes"]:
         left = code["uses"] - code["used"]
         text += (
-            f"; the join code it came by ({code['id']}) is void as well: where {left:,} more "
-            f"{'device was' if left == 1 else 'devices were'} to use it, give them another with: "
+            f"; its join code ({code['id']}) is now void, too; {left:,} more "
+            f"{'device' if left == 1 else 'devices'} could have used it; for a new code: "
             f"cleave pair --uses {left}{' --own' if code.get('own') else ''}"
         )
     say_decided(answer, text, as_json=as_json)
@@ -300,8 +302,8 @@ def own(
     """
     answer = ask("own", {"device": name, "own": not no}, server, data)
     marked = (
-        "is not your own any more: it trains no whole layers unless the server lets any device "
-        "do so (--stages-on any)"
+        "is no longer your own: it may train whole layers only if the server allows this for any "
+        "device (--stages-on any)"
         if no
         else "is your own: it may train whole layers"
     )

@@ -45,7 +45,7 @@ def doctor(
     from cleave_cli.machine_checks import Verdict, machine_checks, model_fits
 
     fits: list[Fit] = []
-    if model:  # first, because wrong options are refused at once, and the checks take seconds
+    if model:  # first, to report invalid options before the checks, which take seconds
         fits, disk = model_fits(
             model, fleet, batch, seq, dtype, lora, lora_bits, server_memory, runs
         )
@@ -89,7 +89,7 @@ def _show_fits(title: str, fits: list[Fit]) -> None:
             typer.echo(textwrap.indent(textwrap.fill(each.reason, WIDTH - 9), " " * 9))
     echo_filled(
         "device, server: memory of the device that needs most, and of the server; "
-        "`cleave plan` says how long a step takes."
+        "`cleave plan` predicts the time of a step."
     )
 
 

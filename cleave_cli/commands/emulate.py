@@ -36,7 +36,7 @@ def emulate(
         int | None, Option(help="Number of devices [default: that of --fleet, else 1000]")
     ] = None,
     fleet: Annotated[
-        str, Option(help="paper, home-mix, campus, ..., with a size or not, or a TOML file.")
+        str, Option(help="Fleet: paper, home-mix-N, campus, ..., or a TOML file.")
     ] = "paper",
     server: Annotated[
         str,
@@ -48,7 +48,7 @@ def emulate(
     model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
     churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
     stragglers: Annotated[
-        float, Option(help="Share of devices that have a tenth of their speed.")
+        float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     duration: Annotated[
         float, Option(help="Seconds until all devices leave; 0: until Ctrl-C.")
@@ -124,9 +124,11 @@ def emulate(
     if method not in ("tiles", "stages"):
         raise UsageError(f"--method is {method!r}; use tiles or stages")
     if method == "stages" and dtype == "fp16":
-        raise UsageError("--dtype is 'fp16', and stages travel in bf16 or fp32; give one of these")
+        raise UsageError(
+            "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these"
+        )
     if model and server:
-        raise UsageError("--model emulates without a server; leave out --server")
+        raise UsageError("--model emulates without a server, and cannot be combined with --server")
     from cleave.workload.registry import find_model
     from cleave.workload.step import check_step
 
@@ -151,8 +153,8 @@ def emulate(
     else:
         if len(members) > MAX_REAL_TIME:
             raise UsageError(
-                f"{len(members):,} devices in real time are too many for one machine; ask for "
-                f"{MAX_REAL_TIME:,} at most, or emulate in virtual time with --model"
+                f"{len(members):,} devices in real time are too many for one machine; use at most "
+                f"{MAX_REAL_TIME:,}, or emulate in virtual time with --model"
             )
         real_time(
             members, server, compute, speed, duration, seed, start_hour, watch, as_json=as_json
@@ -165,11 +167,10 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
             raise UsageError(
-                f"{option} is for real time, and --model emulates in virtual time until its "
-                f"--steps are done; leave out one or the other"
+                f"{option} is for real time, and cannot be combined with --model, which emulates "
+                f"in virtual time"
                 if virtual
-                else f"{option} is for steps of a model in virtual time; give a --model, or leave "
-                f"it out"
+                else f"{option} is for virtual time, and needs --model"
             )
 
 
@@ -329,11 +330,11 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
     from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s
-    counts = f"counted: every Linear and the LM head, {in_seconds(seconds)} on devices"
+    counts = f"included: every Linear and the LM head, {in_seconds(seconds)} on devices"
     if here_s is None:
-        counts += "; not attention, which the server computes (--ps-gflops), nor its optimizer"
+        counts += "; excluded: the server's attention (give --ps-gflops) and optimizer"
     else:
-        counts += f"; attention, {in_seconds(here_s)} on the server; not its optimizer"
+        counts += f"; attention, {in_seconds(here_s)} on the server; excluded: its optimizer"
     text = (
         f"step {number}: {in_seconds(seconds + (here_s or 0.0))}, simulated, on "
         f"{counted(devices, 'device')}\n"

@@ -36,10 +36,12 @@ def export(
         bool, Option("--gguf", help="Write a GGUF file, for llama.cpp and Ollama.")
     ] = False,
     push_to_hub: Annotated[
-        str, Option(help="Also upload it to this Hugging Face repository; a new one is private.")
+        str,
+        Option(help="Also upload to this Hugging Face repository; a new repository is private."),
     ] = "",
     while_training: Annotated[
-        bool, Option("--while-training", help="Export a running run; give FOLDER as well.")
+        bool,
+        Option("--while-training", help="Export while the run is still training; needs FOLDER."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +71,7 @@ def export(
     of_folder = Path(base).is_absolute()
     if push_to_hub and of_folder:
         raise UsageError(
-            f"the adapters belong to the model in {base!r}, which others do not have; give --merge "
+            f"the adapters need the model in {base!r}, which others do not have; give --merge "
             f"to upload the whole model, or export without --push-to-hub, put the model's public "
             f"name into adapter_config.json, and use `hf upload`"
         )

@@ -41,22 +41,26 @@ def footprint(
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
     dtype: Annotated[str, Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
     grid: Annotated[
-        str, Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hours.")
+        str,
+        Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hourly values."),
     ] = "",
     cloud_grid: Annotated[str, Option(help="Electricity of the data centre, if not --grid.")] = "",
-    start_hour: Annotated[float, Option(help="Hour at the start, for a CSV of hours.")] = 0.0,
+    start_hour: Annotated[
+        float, Option(help="Hour of the day at the start, for a CSV of hourly values.")
+    ] = 0.0,
     lifetime: Annotated[
-        float, Option(help="Lifetime of devices and GPU in years; 0: as assumed by kind.")
+        float, Option(help="Lifetime of devices and GPU in years; 0: the default of each kind.")
     ] = 0.0,
-    utilisation: Annotated[float, Option(help="Share of lifetime in use; 0: as assumed.")] = 0.0,
+    utilisation: Annotated[float, Option(help="Share of lifetime in use; 0: default.")] = 0.0,
     charger: Annotated[
-        float, Option(help="Energy at the socket over energy used; 0: as assumed by kind.")
+        float,
+        Option(help="Energy at the socket relative to energy used; 0: the default of each kind."),
     ] = 0.0,
-    network: Annotated[float, Option(help="kWh per GB of traffic; -1: as assumed.")] = _AS_ASSUMED,
+    network: Annotated[float, Option(help="kWh per GB of traffic; -1: default.")] = _AS_ASSUMED,
     ps_watts: Annotated[float, Option(help="Watts of the PS at the socket; 0: unknown.")] = 0.0,
-    pue: Annotated[float, Option(help="PUE of the data centre, 1 or more; 0: as assumed.")] = 0.0,
+    pue: Annotated[float, Option(help="PUE of the data centre, 1 or more; 0: default.")] = 0.0,
     host_share: Annotated[
-        float, Option(help="Energy of the GPU's host over the GPU's; -1: as assumed.")
+        float, Option(help="Energy of the GPU's host relative to the GPU's; -1: default.")
     ] = _AS_ASSUMED,
     gpu_share: Annotated[
         float, Option(help="Share of the GPU's multiplications/s that training reaches.")
@@ -84,7 +88,9 @@ def footprint(
             "give either a run folder or --model, as in: cleave footprint --model opt-1.3b"
         )
     if run is not None and against:
-        raise UsageError("--against compares what is planned: give --model and --fleet with it")
+        raise UsageError(
+            "--against needs --model and --fleet: it compares a planned run, not a finished one"
+        )
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
     profiles, typical = load_profiles(), load_typical()
@@ -148,9 +154,9 @@ def _on_work(work: Work, cloud: CloudUsage | None, gpu_share: float) -> list[str
     from cleave.energy.predict import TRAINING_BYTES_PER_PARAMETER, fits
 
     notes = [
-        "predicted: the multiplications of Linear layers, on both sides; attention scores, the "
-        "optimizer and what else the PS does are on neither",
-        "phones multiply at the speed they settle at when hot",
+        "both sides include the multiplications of Linear layers, but not attention scores, the "
+        "optimizer or other work of the PS",
+        "phones multiply at their sustained speed, when hot",
     ]
     if cloud is not None:
         notes.append(
@@ -160,8 +166,8 @@ def _on_work(work: Work, cloud: CloudUsage | None, gpu_share: float) -> list[str
         installed = (cloud.profile.memory.installed_bytes or cloud.profile.memory.bytes) / 1e9
         verdict = "below" if fits(work, cloud.profile) else "which does not fit in"
         notes.append(
-            f"memory: {TRAINING_BYTES_PER_PARAMETER} bytes a parameter are {gigabytes:.3g} GB, "
-            f"{verdict} its {installed:g} GB; activations come on top"
+            f"memory: {TRAINING_BYTES_PER_PARAMETER} bytes per parameter are {gigabytes:.3g} GB, "
+            f"{verdict} its {installed:g} GB; activations need additional memory"
         )
     return notes
 
@@ -173,8 +179,8 @@ def _gpu(name: str) -> DeviceProfile:
         profile = load_profile(name)
     if profile.power is None or profile.power.compute_w is None:
         raise UsageError(
-            f"the power of {name} is not known, so neither is its energy; give a profile that "
-            f"states compute_w, as a5000 or a100-sxm-80gb"
+            f"the power of {name} is unknown, and so is its energy; give a profile with "
+            f"compute_w, such as a5000 or a100-sxm-80gb"
         )
     return profile
 
@@ -183,7 +189,7 @@ def _ps(watts: float, seconds: float) -> Ps | None:
     from cleave.energy.account import Ps
     from cleave.energy.meter import Basis
 
-    _check("--ps-watts", watts, 0.0, "watts, or 0 where they are unknown")
+    _check("--ps-watts", watts, 0.0, "watts, or 0 if unknown")
     return Ps(watts * seconds, Basis.MODELLED) if watts else None
 
 
@@ -211,15 +217,17 @@ def _assumed(
     from cleave.energy.typical import load_assumptions
 
     made = load_assumptions()
-    _check("--lifetime", lifetime, 0.0, "years, or 0 for what is assumed")
+    _check("--lifetime", lifetime, 0.0, "years, or 0 for the default")
     if not 0 <= utilisation <= 1:
-        raise UsageError(f"--utilisation is {utilisation:g}; give a share up to 1, or 0")
+        raise UsageError(
+            f"--utilisation is {utilisation:g}; give a share up to 1, or 0 for the default"
+        )
     for name, ratio in (("--charger", charger), ("--pue", pue)):
         if ratio:
-            _check(name, ratio, 1.0, "1 or more, or 0 for what is assumed")
+            _check(name, ratio, 1.0, "1 or more, or 0 for the default")
     for name, figure_or_not in (("--network", network), ("--host-share", host_share)):
         if figure_or_not != _AS_ASSUMED:
-            _check(name, figure_or_not, 0.0, "0 or more, or -1 for what is assumed")
+            _check(name, figure_or_not, 0.0, "0 or more, or -1 for the default")
     if lifetime:
         made = replace(made, one_lifetime_years=lifetime)
     if utilisation:

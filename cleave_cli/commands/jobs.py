@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Job = Annotated[str, Argument(help="The job, as `cleave jobs` lists it: job-3.")]
+Job = Annotated[str, Argument(help="ID of the job, such as job-3 (see `cleave jobs`).")]
 
 _RECORDED: Final = (
     "job", "state", "reason", "model", "name", "steps", "steps_in_all", "loss",
@@ -27,7 +27,7 @@ _RECORDED: Final = (
 )  # fmt: skip
 _NEXT: Final = {
     "stop": "stops after a checkpoint of its last completed step",
-    "pause": "pauses after its step; continue with: cleave jobs resume {job}",
+    "pause": "pauses after the current step; continue with: cleave jobs resume {job}",
     "resume": "is queued again; {continues}",
 }
 

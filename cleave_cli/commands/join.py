@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from profiles.device_profile import DeviceKind
 
 _MOST_THREADS = 1024
-_NO_TLS = "no TLS: everybody on this network can read and change what devices send"
+_NO_TLS = "no TLS: anyone on this network can read and change what devices send"
 _OF_ACCELERATOR = 0.9  # share of an accelerator's free memory to offer
 
 Url = Annotated[str, Argument(help="Join URL that `cleave serve` prints, or @FILE with this URL.")]
@@ -53,7 +53,7 @@ RunnerName = Annotated[
     Option(
         "--runner",
         "--provider",
-        help="What runs graphs of layers: auto (the processor of --backend, if given), cpu, "
+        help="Runner for graphs of layers: auto (the processor of --backend, if given), cpu, "
         "webgpu, torch, torch:cpu, cuda, mps or xpu. "
         "(--provider is the old name.)",
     ),
@@ -107,11 +107,11 @@ def join(
     """Make this machine a device that computes for a parameter server until you press Ctrl-C.
 
     The device reconnects after a lost connection or a server restart, first within a second and
-    then less and less often, until the server permanently refuses the device. With --once, the
+    then at growing intervals, until the server permanently refuses the device. With --once, the
     device leaves after its first session.
 
-    With --when, --hours, --max-temp or --max-data, the device joins only while it may work. It
-    leaves when it may not, and later joins again. See docs/idle.md.
+    With --when, --hours, --max-temp or --max-data, the device is connected only while these
+    conditions allow it to work. See docs/idle.md.
 
     Examples:
 
@@ -130,8 +130,8 @@ def join(
     policy = parse_policy(when, hours, max_temp, idle_after, max_data)
     if once and policy is not None:
         raise UsageError(
-            "--once leaves after one session and --when, --hours, --max-temp and --max-data stay; "
-            "give one or the other"
+            "--once cannot be combined with --when, --hours, --max-temp or --max-data, which need "
+            "several sessions"
         )
     memory_bytes = parse_memory(memory, total_memory_bytes())
     known_profile(profile)
@@ -179,7 +179,7 @@ def join(
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     own_kind = stated or kind_of(this_machine(), android=on_android())
-    # Measured when the policy first permits computation: of the backend, and of layer graphs.
+    # The speeds of the backend and of layer graphs, measured when the policy first permits it.
     chosen: list[Speed] = []
     in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
 
@@ -211,13 +211,13 @@ def join(
             case State.DRAINING:
                 event(
                     "draining",
-                    f"{reason}: finishing what this device was given; Ctrl-C to leave now",
+                    f"{reason}: finishing the assigned work; Ctrl-C to leave now",
                     reason=reason,
                 )
             case State.LEFT:
                 give_back()
                 total += status.done
-                # Between two sessions, tell what all sessions have done.
+                # Between two sessions, report the totals of all sessions.
                 done, of = (status.done, "") if status.device else (total, "in all sessions, ")
                 event(
                     "left",
@@ -232,7 +232,7 @@ def join(
                 )
 
     if own_kind is None and not profile and not PowerMeter(Sensors()).available:
-        text = "the kind of this machine is not known, so its energy stays unknown: give --kind"
+        text = "the kind of this machine is unknown, so its energy is unknown, too: give --kind"
         event("note", text, text=text)
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
@@ -240,7 +240,7 @@ def join(
     server_selection, keeping = ServerSelection(), Keeping()
 
     def multiplying() -> Speed:
-        """Return the backend for tiles. Only a backend that the user named must be there."""
+        """Return the backend for tiles: the CPU if a backend that the user did not name fails."""
 
         def note(text: str) -> None:
             event("note", text, text=text)
@@ -250,7 +250,7 @@ def join(
         except CleaveError as error:
             if known_name(backend) == tiles_on:
                 raise
-            note(f"{error}; the CPU multiplies tiles")
+            note(f"{error}; tiles are multiplied on the CPU")
             return choose("cpu", notify=note)
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
@@ -269,8 +269,8 @@ def join(
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
                 text = (
-                    "that server knows this device already, so the join code was not used; to mark "
-                    "it as the operator's own: cleave devices own NAME"
+                    "the server already knows this device, so the join code was not used; to mark "
+                    "the device as the operator's own: cleave devices own NAME"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:
@@ -342,7 +342,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     """Find servers on this network, and return the join URL of the one that the user chooses.
 
     Args:
-        saved: credentials for servers that this device has joined before, and which need no code.
+        saved: credentials for servers that this device has joined before. These need no join code.
         called: name of this device.
 
     Raises:
@@ -355,19 +355,19 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     found = find_servers()
     if not found:
         raise CleaveError(
-            "no server answers on this network; start one there with `cleave serve --host 0.0.0.0 "
+            "no server on this network answers; start one with `cleave serve --host 0.0.0.0 "
             "--announce`, or give the join URL that `cleave pair` prints"
         )
     for number, server in enumerate(found, start=1):
         title = f" ({server.title})" if server.title else ""
-        certificate = server.fingerprint or "of an authority"
+        certificate = server.fingerprint or "from a certificate authority"
         shown = f"certificate {certificate}" if server.secure else _NO_TLS
         # Without line breaks, so that a name or title cannot look like another server.
         typer.echo(clean(f"{number}: {server.name}{title}, port {server.port}"), err=True)
         typer.echo(f"   {shown}", err=True)
     typer.echo(
-        "\nAnybody on this network can announce a server. Join a server only if it has printed "
-        "the same certificate itself.",
+        "\nAnyone on this network can announce a server. Join a server only if its own terminal "
+        "shows the same certificate.",
         err=True,
     )
     chosen: int = typer.prompt(
@@ -382,12 +382,12 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     if not address:
         places = ", ".join(server.addresses)
         raise CleaveError(
-            f"{clean(server.name)} answers at none of its addresses ({places}; port "
+            f"{clean(server.name)} does not answer at any of its addresses ({places}; port "
             f"{server.port}); check its firewall"
         )
     if saved.find(server.url(address), called):
         return server.url(address).text
-    code: str = typer.prompt("Join code, which `cleave pair` prints there", err=True)
+    code: str = typer.prompt("Join code, which `cleave pair` prints on the server", err=True)
     return server.url(address, code.strip()).text
 
 
@@ -395,7 +395,7 @@ def known_threads(threads: int) -> None:
     """Raise UsageError if `--threads` is below 0 or above `_MOST_THREADS`."""
     if not 0 <= threads <= _MOST_THREADS:
         raise UsageError(
-            f"--threads {threads} is no number of threads; give 0 for all cores, or a count up to "
+            f"--threads is {threads}; give 0 for one thread per core, or a number up to "
             f"{_MOST_THREADS}"
         )
 
@@ -419,5 +419,5 @@ def known_profile(name: str) -> None:
 
     if name and name not in load_profiles():
         raise UsageError(
-            f"--profile {name!r} is none of the library; give a name that cleave profile list shows"
+            f"--profile {name!r} is not in the library; give a name from cleave profile list"
         )

@@ -33,7 +33,7 @@ def plan(
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
     stragglers: Annotated[
-        float, Option(help="Share of devices that have a tenth of their speed.")
+        float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
@@ -42,12 +42,12 @@ def plan(
     method: Annotated[
         str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
-    every: Annotated[int, Option(help="Of diloco: local steps between exchanges.", min=1)] = 50,
+    every: Annotated[int, Option(help="With diloco: local steps between exchanges.", min=1)] = 50,
     fragments: Annotated[
-        int, Option(help="Of diloco: parts of the model, exchanged in turns.", min=1)
+        int, Option(help="With diloco: parts of the model, exchanged in turn.", min=1)
     ] = 1,
-    overlap: Annotated[int, Option(help="Of diloco: local steps while weights travel.", min=0)] = 0,
-    exchange: Annotated[str, Option(help="Of diloco: fp32, bf16, int8 or sparse.")] = "bf16",
+    overlap: Annotated[int, Option(help="With diloco: local steps per exchange.", min=0)] = 0,
+    exchange: Annotated[str, Option(help="With diloco: fp32, bf16, int8 or sparse.")] = "bf16",
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",
@@ -66,7 +66,8 @@ def plan(
     ] = "auto",
     ps_memory: Annotated[float, Option(help="GB for partial sums on the PS; 0: unlimited.")] = 0.0,
     crossing: Annotated[
-        bool, Option("--crossing", help="Find the tokens per step from which stages win.")
+        bool,
+        Option("--crossing", help="Find the number of tokens per step above which stages win."),
     ] = False,
     servers: Annotated[str, Option(help="Compare these numbers of servers, such as 1,2,4.")] = "",
     memory: Annotated[
@@ -125,28 +126,28 @@ def plan(
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
     if counts and (gemm or crossing or plot is not None):
-        raise UsageError("--servers compares whole steps; leave out --gemm, --crossing and --plot")
+        raise UsageError("--servers cannot be combined with --gemm, --crossing or --plot")
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
     sharded = memory == "sharded"
     if sharded and not counts:
-        raise UsageError("--memory sharded is of several servers; give --servers as well")
+        raise UsageError("--memory sharded needs --servers")
     if sharded and (method == "stages" or lora):
         raise UsageError(
-            "--memory sharded is planned for tiles of whole models; leave out --method stages and "
+            "--memory sharded works only with tiles of whole models; leave out --method stages and "
             "--lora"
         )
     if tiles and not (gemm and form is Form.JSON):
-        raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
+        raise UsageError("--tiles lists the tiles of one GEMM as JSON; add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
-        raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
+        raise UsageError(f"--method {method} is a kind of tiling; use --tiling {method}")
     by = choice_of(Method, "--method", method)
     where_state = choice_of(StateMode, "--state", state)
     by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL, Method.DILOCO))
     if where_state is not StateMode.SERVER and not by_stages:
         raise UsageError(
-            f"--state {state} is of use with stages and one server; leave out --gemm, --servers "
-            f"and other methods"
+            f"--state {state} needs stages on one server; leave out --gemm, --servers and other "
+            f"methods"
         )
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
@@ -155,18 +156,18 @@ def plan(
     by_link = rates_of(profiles, policy, ps)
     devices = payload_rates(by_link, dtype)  # plans by tiles use uncompressed bytes/s
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # with the costs of a real server
+    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # with a real server's costs
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
-            raise UsageError(f"{option} is for whole steps: give --model")
+            raise UsageError(f"{option} is for whole steps; give --model instead of --gemm")
         _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
     gemms, adapters = step_gemms(spec, batch, seq, fused), adapters_of(lora, lora_bits, spec)
     if plot is not None and by is Method.LOCAL and not crossing:
-        raise UsageError("--plot draws what devices do; leave out --method local")
+        raise UsageError("--plot shows the work of devices; leave out --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     question = PlanQuestion(
@@ -224,7 +225,7 @@ def plan(
         else:
             write_csv(document["methods"] if where is None else document["crossing"]["points"])
         return
-    alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
+    alone = "measured here" if not ps_gflops else "from --ps-gflops"
     title = (
         f"{about}; the server computes {question.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
         f"{render.coding_text(by_link, dtypes)}{f'; {why_there}' if why_there else ''}"
@@ -245,7 +246,7 @@ def _server_counts(text: str) -> list[int]:
     """Parse `--servers`, such as `1,2,4`; return the sorted numbers."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--servers is {text!r}; give numbers of servers, as 1,2,4")
+        raise UsageError(f"--servers is {text!r}; give numbers of servers, such as 1,2,4")
     return sorted({int(part) for part in parts})
 
 
@@ -272,7 +273,7 @@ def _plan_servers(
     most = min(devices, rows)
     if counts[-1] > most:
         raise UsageError(
-            f"--servers is {counts[-1]}, with {counted(devices, 'device')} and "
+            f"--servers is {counts[-1]}, with only {counted(devices, 'device')} and "
             f"{counted(rows, 'sequence')}; give {most} or fewer"
         )
     sizes = question.sizes
@@ -322,9 +323,7 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
     from cleave.planner.plan import Method
 
     if method not in (Method.AUTO, Method.STAGES):
-        raise UsageError(
-            f"--crossing is about stages; leave out --method {method.value}, or say stages"
-        )
+        raise UsageError(f"--crossing needs forecasts of stages; leave out --method {method.value}")
     most = max(1, _MOST_TOKENS // question.sizes.sequence)
 
     def predict(rows: int) -> CrossingPoint:
@@ -361,7 +360,8 @@ def _draw(
         draw_tiling(path, max(found.tiles.reports, key=lambda r: r.plan.makespan_s).plan)
     else:
         raise UsageError(
-            "--plot has no plan to draw: stages and tiles are refused; leave it out to see why"
+            "--plot has no plan to draw: neither stages nor tiles are possible; leave out --plot "
+            "to see why"
         )
 
 
@@ -397,7 +397,7 @@ def _sides(text: str) -> tuple[int, int, int]:
     try:
         m, n, k = (int(part) for part in parts)
     except ValueError:
-        raise UsageError(f"--gemm is {text!r}; give M,N,K, as 4096,4096,4096") from None
+        raise UsageError(f"--gemm is {text!r}; give M,N,K, such as 4096,4096,4096") from None
     for name, side in (("M", m), ("N", n), ("K", k)):
         if side < 1:
             raise UsageError(f"{name} of --gemm is {side}; give 1 or more")

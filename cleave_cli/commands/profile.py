@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 Force = Annotated[bool, Option("--force", help="Overwrite the output file.")]
-_PROFILE = "A name of the library, or a file that ends in .toml."
+_PROFILE = "Name from the library, or a .toml file."
 _LONGEST_S = 86400.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -97,8 +97,8 @@ def device(
 
     from cleave.arrays import DType
     from cleave.machine.backends import choose, known_name
-    from cleave.machine.sensors import hold_strips_well
     from cleave.machine.graph_choice import GraphChoice
+    from cleave.machine.sensors import hold_strips_well
     from cleave_cli.own_server import own_device
     from profiles.library import write_profile
     from profiles.measuring import device as profiling
@@ -106,7 +106,7 @@ def device(
     known_name(backend)
     if name and profiling.valid_name(name) != name:
         raise UsageError(
-            f"--name {name!r} has letters that names of profiles have not; "
+            f"--name {name!r} has characters that profile names cannot have; "
             f"use {profiling.valid_name(name)!r}"
         )
     name = name or profiling.valid_name(socket.gethostname())
@@ -159,7 +159,7 @@ def link(
     repeats: Annotated[int, Option(help="Number of measurements.")] = 7,
     into: Annotated[
         Path | None,
-        Option("--into", "-o", help="Profile to which the measured link is written."),
+        Option("--into", "-o", help="Profile file to which to add the measured link."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -225,7 +225,7 @@ def link(
         table.add_row(label, figure)
     Console().print(table)
     if into is not None:
-        typer.echo(f"written into {into}", err=True)
+        typer.echo(f"written to {into}", err=True)
 
 
 @app.command("list")
@@ -333,8 +333,8 @@ def _warn_of_poor_fits(profile: DeviceProfile) -> None:
         worst = max((report.median_error for report in entry.fits.values()), default=0.0)
         if worst > POOR_ERROR:
             typer.echo(
-                f"do not rely on {dtype} in this profile: its model is {worst:.0%} off shapes that "
-                f"it was not fitted on (median); measure again while nothing else runs",
+                f"do not rely on {dtype} in this profile: its model has a median error of "
+                f"{worst:.0%} on held-out shapes; measure again while nothing else runs",
                 err=True,
             )
 
@@ -352,13 +352,13 @@ def _kind(text: str) -> Any:
 def _writable(path: Path, *, force: bool) -> Path:
     """Return `path` if a new profile can be written to it; otherwise raise UsageError."""
     if path.suffix != ".toml":
-        raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
+        raise UsageError(f"{path} is not a valid profile file; give a name that ends in .toml")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give another -o")
     if path.exists() and not force:
         raise UsageError(f"{path} exists already; add --force to overwrite it, or give another -o")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise UsageError(f"{path} cannot be written: the folder {path.parent} does not exist")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(
             f"{path} cannot be written: this user may not create files in {path.parent}"

@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_MOST_TITLE, _MOST_ABOUT = 80, 500  # characters that fit a phone's screen above the button
+_MOST_TITLE, _MOST_ABOUT = 80, 500  # characters; fit above the button on a phone's screen
 
-_MOST_HOST_NAME = 40  # longest part of the host's name in the name of this device
+_MOST_HOST_NAME = 40  # maximum length of the host name in the name of this device
 
 STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and end
 
 
 def serve(
     host: Annotated[
-        str, Option(help="Address to listen on; 0.0.0.0: all of this machine's.")
+        str, Option(help="Address to listen on; 0.0.0.0: all addresses.")
     ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0 for any free one.")] = 8765,
+    port: Annotated[int, Option(help="Port to listen on; 0: any free port.")] = 8765,
     runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
         str,
@@ -140,7 +140,7 @@ def serve(
     ] = "",
     ps_watts: Annotated[
         float,
-        Option(help="Power of this machine at the socket in watts; 0: as its sensors report."),
+        Option(help="Power of this machine at the socket in watts; 0: read its sensors."),
     ] = 0,
     servers: Annotated[
         int,
@@ -217,26 +217,26 @@ def serve(
     if not 0 <= ps_gbit < math.inf:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     if not 0 <= ps_watts < math.inf:
-        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")
+        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 to read its sensors")
     for option, text, most in (("--title", title, _MOST_TITLE), ("--about", about, _MOST_ABOUT)):
         if len(text) > most:
-            raise UsageError(f"{option} is {text!r}, {len(text)} characters; give {most} at most")
+            raise UsageError(f"{option} has {len(text)} characters; give at most {most}")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
     if announce and is_loopback(host):
         raise UsageError(
-            f"--announce is for other machines, and they cannot reach --host {host}; give "
+            f"--announce is useless with --host {host}, which other machines cannot reach; give "
             f"--host 0.0.0.0"
         )
     if announce and tls_cert is not None:
         raise UsageError(
-            f"--announce names addresses, and devices check the names in {tls_cert}; leave out "
-            f"--announce and give devices the join URL, or leave out --tls-cert"
+            f"--announce publishes addresses, but devices check the names in {tls_cert}; omit "
+            f"--announce and give devices the join URL, or omit --tls-cert"
         )
     if servers > 1:
         if public_url:
             raise UsageError(
-                f"--public-url {public_url} is the address of one server, and --servers is "
+                f"--public-url {public_url} is the address of one server, but --servers is "
                 f"{servers}; give --servers 1"
             )
         need_ray("--servers")
@@ -420,7 +420,7 @@ def _welcome(
     if server.fingerprint:
         typer.echo(f"certificate {server.fingerprint}\n", err=True)
     if code is None:
-        typer.echo(f"a device joins: {_how(page_url)}\n", err=True)
+        typer.echo(f"to add a device, {_how(page_url)}\n", err=True)
     else:
         _show(page_url)
     if here := only_here(page_url):
@@ -432,8 +432,8 @@ def _welcome(
         typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
     else:
         typer.echo(
-            "no browser can join or watch: the web pages of this copy of Cleave were not built; "
-            "do that with `make web` (Node.js), and start the server again\n",
+            "browsers can neither join nor watch, because the web pages of this copy of Cleave "
+            "were not built; run `make web` (needs Node.js), and restart the server\n",
             err=True,
         )
 
@@ -457,11 +457,11 @@ def _show(page_url: str) -> None:
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty() and not only_here(page_url):
         typer.echo(qr_code(page_url), err=True)
-    typer.echo("for more devices, or later: cleave pair\n", err=True)
+    typer.echo("for more codes: cleave pair\n", err=True)
 
 
 def _how(page_url: str) -> str:
-    return f"open the address in its browser, or run there\n\n  cleave join '{page_url}'"
+    return f"open the address in its browser, or run on it\n\n  cleave join '{page_url}'"
 
 
 class _Codes:
@@ -474,7 +474,7 @@ class _Codes:
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
         """Log that a device used a join code. If it was the printed code, print a new code."""
-        _logger.info("%s used a join code; it is device %d from now on", device.name, device.id)
+        _logger.info("%s used a join code, and is now device %d", device.name, device.id)
         if code.id != self._shown.record.id:
             return
         self._shown = access.pair()

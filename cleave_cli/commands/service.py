@@ -30,7 +30,7 @@ app = typer.Typer(
 RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, excluding arrays
 
 System = Annotated[
-    bool, Option("--system/--user", help="For the machine (needs root), or for you.")
+    bool, Option("--system/--user", help="For the whole machine (needs root), or for your account.")
 ]
 
 
@@ -54,7 +54,8 @@ def install(
     account: Annotated[
         str,
         Option(
-            envvar="SUDO_USER", help="With --system: account of the service; under sudo, yours."
+            envvar="SUDO_USER",
+            help="With --system: account of the service. Default: yours, under sudo.",
         ),
     ] = "",
     print_only: Annotated[bool, Option("--print", help="Print the unit; install nothing.")] = False,
@@ -85,7 +86,7 @@ def install(
     policy = parse_policy(when or "always", hours, max_temp, idle_after, max_data)
     memory_bytes = parse_memory(memory, total_memory_bytes())
     if system and not account:
-        raise UsageError("--system needs an account to run in; use sudo, or give --account NAME")
+        raise UsageError("--system needs an account to run as; use sudo, or give --account NAME")
     installer = _installer(system=system)
     given: dict[str, object] = {
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
@@ -115,10 +116,10 @@ def install(
     if as_json:
         typer.echo(json.dumps(_files(installer)))
         return
-    typer.echo(f"installed and started; see what it does with: {installer.log_command}", err=True)
+    typer.echo(f"installed and started; to see its log: {installer.log_command}", err=True)
     if installer.manager is ServiceManager.SYSTEMD and not system:
         typer.echo(
-            "it runs while you are logged in; to start it with the machine: loginctl enable-linger",
+            "it runs while you are logged in; to start it at boot: loginctl enable-linger",
             err=True,
         )
 

@@ -38,7 +38,7 @@ def simulate(
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
     stragglers: Annotated[
-        float, Option(help="Share of devices that have a tenth of their speed.")
+        float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
     ps_gflops: Annotated[
@@ -48,7 +48,7 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="How often each device is lost per hour, for the time with losses.")
+        float, Option(help="Losses per device and hour, for the time with losses.")
     ] = 0.1,
     detection_s: Annotated[
         float, Option("--detection-s", help="Seconds until a lost device is noticed.")
@@ -62,7 +62,7 @@ def simulate(
         ),
     ] = False,
     jobs: Annotated[
-        int, Option("--jobs", "-j", min=1, help="Number of simulating processes here.")
+        int, Option("--jobs", "-j", min=1, help="Number of processes on this machine.")
     ] = 1,
     ray: Annotated[
         str | None,
@@ -193,7 +193,7 @@ def counts(text: str) -> list[int]:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--devices is {text!r}; give a number, a list as 32,256, or a range as 32..8192"
+            f"--devices is {text!r}; give a number, a list (32,256), or a range (32..8192)"
         ) from None
     return sorted(set(found))
 

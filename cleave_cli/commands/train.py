@@ -38,7 +38,7 @@ def train(
     server: Annotated[
         str,
         Option(
-            help="URL of a server, to train there, or @FILE [default: this machine's, if one runs]",
+            help="URL of the server to train on, or @FILE [default: this machine's, if it runs]",
             callback=not_empty,
         ),
     ] = "",
@@ -57,11 +57,11 @@ def train(
         bool,
         Option(
             "--accept-changes",
-            help="With --resume, continue although the data, tokenizer or model has changed.",
+            help="With --resume, continue even if the data, tokenizer or model has changed.",
         ),
     ] = False,
     servers: Annotated[
-        int, Option(help="Servers that share the work, each with a part of the devices.")
+        int, Option(help="Number of servers that share the batch and the devices.")
     ] = 1,
     ray_address: Annotated[
         str,
@@ -70,8 +70,8 @@ def train(
     listen: Annotated[
         str,
         Option(
-            help="With --servers: devices join here, at host:port and the next ports, instead of "
-            "emulated ones."
+            help="With --servers: host:port (and the next ports) at which devices join; none are "
+            "emulated."
         ),
     ] = "",
     attach: Annotated[str, Option(help="Follow this job of --server again.")] = "",
@@ -122,7 +122,7 @@ def train(
     if "offload" in given and "method" not in given:  # --offload implies tiles
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
+        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 or more")
     in_file = settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
         in_file.pop(TABLE, {}),
@@ -130,12 +130,13 @@ def train(
     )
     if cluster.listen and given.keys() & _EMULATED:
         raise UsageError(
-            "--listen is where devices join several servers; give no --devices or --fleet with it"
+            "--listen is for real devices, and cannot be combined with options of emulated devices "
+            "such as --devices and --fleet"
         )
     if cluster.servers > 1 and (server or attach):
         raise UsageError(
-            f"--servers, or [{TABLE}] of --config, starts servers for this training and --server "
-            "trains on one that runs; give one of the two"
+            f"--servers (or [{TABLE}] in --config) starts new servers, and cannot be combined with "
+            "--server or --attach, which use a running server"
         )
     display = make_display(as_json=as_json, verbose=verbose, log_every=log_every)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
@@ -146,21 +147,21 @@ def train(
         if server and not attach:
             display.note(
                 "training on this machine's server, with the devices that joined it; "
-                "--devices N would emulate some here"
+                "to emulate devices instead, give --devices N"
             )
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and Path(resume).is_dir():
             display.note(
-                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
-                f"emulated; to continue on a server, give --server URL"
+                f"{resume} was trained by a server, not on emulated devices, so {DEVICES} devices "
+                f"are emulated; to continue on a server, give --server URL"
             )
     if attach and not server:
-        raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
+        raise UsageError(f"--attach {attach}: no server runs on this machine; give --server URL")
     if in_file:
         if resume:
             raise UsageError(
-                "the settings of --config begin a run, and --resume continues one; give one or "
-                f"the other, or a file with nothing but [{TABLE}]"
+                "--config starts a new run, and cannot be combined with --resume unless the file "
+                f"contains only [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
         settings = {**in_file, **ours}
@@ -170,8 +171,8 @@ def train(
     for option in _EMULATED:
         if server and option in given:
             raise UsageError(
-                f"--{option} emulates devices in this process and --server trains on that "
-                f"server's; give one of the two"
+                f"--{option} is for emulated devices, and cannot be combined with --server, which "
+                f"uses the server's devices"
             )
     if resume:  # change only those settings of the run that are on the command line
         changed = given if model else given.keys() - {"model"}
@@ -211,11 +212,11 @@ def train(
 def with_job_options(
     command: Callable[..., None], names: Collection[str] = tuple(JobSpec.settings())
 ) -> inspect.Signature:
-    """Return the signature of `command`, with one more option for each of the fields of `JobSpec`.
+    """Return the signature of `command`, extended by one option for each field of `JobSpec`.
 
     Args:
         command: a function whose last parameters are `context` and `**job`.
-        names: names of the fields.
+        names: names of the fields to include; by default, all settings.
     """
     only = inspect.Parameter.KEYWORD_ONLY
     of_job = []
@@ -250,7 +251,7 @@ def settings_of(path: Path) -> dict[str, Any]:
             f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file"
         ) from error
     except ValueError as error:
-        raise UsageError(f"--config {str(path)!r} is no TOML ({error})") from error
+        raise UsageError(f"--config {str(path)!r} is not valid TOML ({error})") from error
 
 
 def _here(
@@ -322,7 +323,7 @@ def _on_server(
             else:
                 answer = await client.request("submit", request)
                 job = answer["job"]
-                display.note(f"{job} submitted; paths are read, and results written, on the server")
+                display.note(f"{job} submitted; all paths are on the server")
                 display.start(int(request["job"].get("steps", 0)))
             if ahead := answer.get("ahead"):  # older servers omit this field
                 display.note(f"{job} is queued behind {', '.join(ahead)}")

@@ -63,7 +63,7 @@ def use(
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 to use this machine alone, or more")
     if devices and server:
-        raise UsageError("--devices are emulated here; leave them out with --server")
+        raise UsageError("--devices emulates devices here, and cannot be combined with --server")
     if server:
         _on_server(server, request, report)
         return
@@ -136,7 +136,7 @@ def evaluate(
         raise UsageError("give either --data with a text, or --choices with questions")
     if choices is None:
         if examples is not None or subject:
-            raise UsageError("--examples and --subject go with --choices")
+            raise UsageError("--examples and --subject need --choices")
         request = UseRequest(str(model), step, predict=Prediction(data, seq, batch))
     else:
         asked = Examination(str(choices), str(examples or ""), shots, subject)

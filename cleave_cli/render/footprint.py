@@ -110,13 +110,15 @@ def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> 
     if nearer.energy is not None and nearer.energy != found.energy:
         lines.append(_reading("energy without the network", nearer.energy))
     if found.operational is None:
-        return [*lines, "Carbon is unknown: give --grid, as --grid DEU."]
+        return [*lines, "Carbon is unknown: give --grid, such as --grid DEU."]
     lines.append(_reading("carbon of electricity alone", found.operational))
     if found.attributed is not None:
-        lines.append(_reading("carbon, making shared out to both (attributed)", found.attributed))
+        lines.append(
+            _reading("carbon, with making shared out to both (attributed)", found.attributed)
+        )
     if found.sunk_cost is not None:
         lines.append(
-            _reading("carbon, devices made already, GPU for the job (sunk cost)", found.sunk_cost)
+            _reading("carbon, with making counted for the GPU only (sunk cost)", found.sunk_cost)
         )
     return lines
 
@@ -125,7 +127,7 @@ def _reading(what: str, ratio: float) -> str:
     first, second = ("GPU", "fleet") if ratio >= 1 else ("fleet", "GPU")
     times = max(ratio, 1 / ratio)
     shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
-    return f"{what}: the {first} takes {shown} times what the {second} takes"
+    return f"{what}: the {first}'s is {shown} times the {second}'s"
 
 
 def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
@@ -170,24 +172,24 @@ def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
 
 def _energy_text(found: Footprint, energy: RunEnergy, *, known: bool) -> str:
     if not known and energy.usages:
-        return "unknown: these devices state no profile whose power is known"
+        return "unknown: no device has a profile with known power"
     if not known:
-        return "unknown: this machine does not tell what it draws"
+        return "unknown: this machine does not report its power"
     text = f"{found.energy_j / 3600:,.3g} Wh"
     if not energy.usages:
         return f"{text}, measured here ({energy.machine_source})"
     if found.devices_unknown:
-        text += f" without {found.devices_unknown} of {found.devices} devices, whose is unknown"
+        text += f" without {found.devices_unknown} of {found.devices} devices (power unknown)"
     bases = {part.basis for part in found.parts if part.energy_j}
     how = " and ".join(basis.value for basis in Basis if basis in bases)
-    return f"{text}, {how}; cleave footprint RUN says of what"
+    return f"{text}, {how}; for details: cleave footprint RUN"
 
 
 def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> str:
     if not known:
         return ""
     if found.operational_gco2e is None:
-        return "unknown: say where the electricity is from, as --grid DEU"
+        return "unknown: give the country of the electricity, such as --grid DEU"
     text = f"{found.operational_gco2e:,.3g} gCO2e of electricity"
     if found.devices:
         least = "at least " if found.embodied_unknown else ""

@@ -47,8 +47,9 @@ def show_methods(title: str, found: MethodChoice) -> None:
     for each in found.forecasts:
         typer.echo("\n".join(_lines(each)))
     echo_filled(
-        "A step is forward and backward pass, loss and optimizer. down, up: what the server "
-        "sends and gets; device, server: memory of the device that needs most, and of the server."
+        "A step includes forward and backward pass, loss and optimizer. down, up: bytes that the "
+        "server sends and receives; device, server: memory of the device that needs most, and of "
+        "the server."
     )
     echo_filled(found.why, before="\n")
 
@@ -70,7 +71,7 @@ def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, flo
 def show_own_device(step_s: float) -> None:
     """Print the predicted step time if the server's computer is also a device."""
     echo_filled(
-        f"`cleave serve` makes its own computer a device too: a step then takes "
+        f"With `cleave serve`, the server's computer is also a device: a step then takes "
         f"{in_seconds(step_s)}.",
         before="\n",
     )
@@ -105,7 +106,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
         f"the loss is computed {plan.where_loss}."
     )
     if model.in_parts:
-        said += " No device holds a whole layer: each is two parts, its attention and its MLP."
+        said += " Each layer is divided into two parts, attention and MLP."
     echo_filled(said, before="\n")
     typer.echo(f"\n{'stage':>5}{'parts' if model.in_parts else 'layers':>10}{'devices':>9}  which")
     for number, stage in enumerate(plan.planned, 1):
@@ -172,19 +173,19 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence that states from how many tokens per step stages beat the server alone."""
+    """Return a sentence that states from which batch size stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
 
     if found.above is None:
         most = found.points[-1]
-        return f"Up to {tokens(most)} tokens a step the server alone is faster than stages."
+        return f"Up to {tokens(most)} tokens per step, the server alone is faster than stages."
     if found.below is None:
-        return f"Stages beat the server alone from {tokens(found.above)} tokens a step on."
+        return f"From {tokens(found.above)} tokens per step, stages are faster than the server."
     return (
-        f"Stages beat the server alone from about {tokens(found.above)} tokens a step on; with "
-        f"{tokens(found.below)} the server alone is faster."
+        f"From about {tokens(found.above)} tokens per step, stages are faster than the server "
+        f"alone; with {tokens(found.below)}, the server alone is faster."
     )
 
 
@@ -279,7 +280,7 @@ def show_gemm(report: PlanReport, fleet: int) -> None:
     table = Table(title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k}", show_header=False)
     table.add_row(
         "predicted",
-        f"{report.predicted_s:.4g} s ({plan.makespan_s:.4g} s with ever thinner strips)",
+        f"{report.predicted_s:.4g} s ({plan.makespan_s:.4g} s with infinitely many strips)",
     )
     table.add_row("bound", f"{plan.bound_s:.4g} s ({report.gap:.1%} below), one tile per device")
     table.add_row("no plan beats", f"{report.overlap_bound_s:.4g} s")
@@ -310,13 +311,14 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
             r.bottleneck.value,
         )
     console = Console(width=WIDTH)
-    console.print("\nTiles, if every multiplication is sent out:", highlight=False)
+    console.print("\nTiles, if devices compute every multiplication:", highlight=False)
     console.print(table)
     console.print(
         "fwd: forward, dX: input gradient, dW: weight gradient; gap: above the bound.\n"
-        f"These multiplications: {step.predicted_s:.4g} s a step, both gradients of a Linear "
-        f"together; {step.apart_s:.4g} s one after another ({step.makespan_s:.4g} s with ever "
-        f"thinner strips; bound {step.bound_s:.4g} s, no plan beats {step.overlap_bound_s:.4g} s). "
+        f"All multiplications: {step.predicted_s:.4g} s per step with both gradients of a Linear "
+        f"together; {step.apart_s:.4g} s one after another ({step.makespan_s:.4g} s with "
+        f"infinitely many strips; bound {step.bound_s:.4g} s, no plan beats "
+        f"{step.overlap_bound_s:.4g} s). "
         f"The PS sends {human_bytes(step.egress_bytes)} and receives "
         f"{human_bytes(step.ingress_bytes)} in {step.blocks:,} blocks; its card needs "
         f"{step.peak_egress_bytes_per_s * 8e-9:.3g} Gbit/s out and "
@@ -366,8 +368,8 @@ def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
             f"{human_bytes(fleet.uplink_bytes):>9}"
         )
     echo_filled(
-        "devices, rows: of each server. exchange, sent: what a server sends to the others, and "
-        "receives from them. down, up: what it sends to its devices and gets."
+        "devices, rows: of each server. exchange, sent: time of the exchange between servers, and "
+        "bytes that each sends. down, up: bytes to and from a server's devices."
     )
     echo_filled(why(plans), before="\n")
 

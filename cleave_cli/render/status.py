@@ -230,13 +230,13 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         lines.append(
             _text(
                 f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices whose power is "
-                f"known ({energy['devices_known']:,} of those here, "
+                f"known ({energy['devices_known']:,} of those connected, "
                 f"{energy.get('devices_measured', 0):,} measured)"
             )
         )
     if energy.get("ps_j") is not None:
         lines.append(
-            _text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it began ({energy['ps_basis']})")
+            _text(f"server {energy['ps_j'] / 3600:,.2f} Wh since it started ({energy['ps_basis']})")
         )
     return list(lines)
 
@@ -279,9 +279,9 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]
     if again:
-        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} done again")
+        words.append(f"{again:,} {'pass' if again == 1 else 'passes'} repeated")
     if step["ended"]:
-        words.append("the step is over")
+        words.append("the step has ended")
     if (logged := step.get("logged")) is not None:
         steps = "step" if logged == 1 else "steps"
         words.append(f"devices keep the weights, {logged:,} {steps} since the snapshot")
@@ -297,7 +297,7 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
         hidden += stage["devices"] - len(holders)
         passed = [f"{stage[name]:,}" for name in ("forward", "backward", "landed")]
         if not holders:
-            none = "" if stage["devices"] else "waits for one"
+            none = "" if stage["devices"] else "waiting for one"
             table.add_row(_layers(stage), none, "", "", *passed)
         for number, (device, forward, backward, summed, coming) in enumerate(holders):
             name = names.get(device, f"device {device}")

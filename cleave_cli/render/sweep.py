@@ -36,9 +36,9 @@ class Churn:
 
 
 _ABOUT_TILES: Final = (
-    "cleave, cleave-2d: multiplications one after another, attention on devices; cleave as if "
-    "siblings that read one input were one, and as if messages cost the server nothing; cleave "
-    "plan says what training takes. No method counts an optimizer on the server."
+    "cleave, cleave-2d: multiplications run one after another, with attention on devices, and "
+    "messages cost the server no time. cleave also combines Linears that share an input. For "
+    "times of actual training, use cleave plan. No method includes the server's optimizer."
 )
 
 
@@ -55,8 +55,8 @@ def show_sweep(rows: Sequence[Row], churn: Churn, title: str) -> None:
             typer.echo("\n".join(_lines(row.outcome, churn)))
     echo_filled(
         f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}; used: devices "
-        "with a part; needs: memory of the device that needs most; down, up: bytes of a device "
-        "in a step, on average over those used. All columns: --csv.",
+        "that compute; needs: memory of the device that needs most; down, up: mean bytes per used "
+        "device and step. All columns: --csv.",
         before="\n",
     )
     if any(row.outcome.method in ("cleave", "cleave-2d") for row in rows):
@@ -64,7 +64,8 @@ def show_sweep(rows: Sequence[Row], churn: Churn, title: str) -> None:
 
 
 _ABOUT_LOSSES: Final = (
-    "with losses: a step when each device is lost {:g} times an hour, noticed after {:g} s"
+    "with losses: mean step time if each device is lost {:g} times per hour, and a loss is "
+    "detected after {:g} s"
 )
 
 

@@ -36,13 +36,13 @@ _SERVER: Final = {
     "sums_s": "adding the gradients",
     "optimizer_s": "the optimizer",
     "audit_s": "audits",
-    "planning_s": "planning, perhaps with the start of its own device",
+    "planning_s": "planning (and starting its own device)",
 }
 _DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
-_LEVELS: Final = ".-+#"  # of computation in a part of a step
+_LEVELS: Final = ".-+#"  # levels of computation in a part of a step
 _LEGEND: Final = "#: computes, +: up to two thirds of the time, -: up to one third, .: not at all"
 _NAME: Final = 17  # characters of a device's name
-_LIMITS: Final = 0.6  # smallest share of a step for which a part is called the bottleneck
+_LIMITS: Final = 0.6  # minimum share of a step for a part to be called the bottleneck
 
 
 class Display:
@@ -115,7 +115,7 @@ class HumanDisplay(Display):
         self._seen = ""  # kind of the bottleneck of the last printed line
         self._legend: Sequence[str] = (_LEGEND,)  # not printed yet
         self._told = ""  # progress of the current step, as reported by a server
-        self._most = 0  # most tasks of the current step that were done at once
+        self._most = 0  # maximum of `done` in the current step so far
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
@@ -154,7 +154,7 @@ class HumanDisplay(Display):
                         self._legend = ()
                 self._progress.update(self._task, completed=record["step"], line=line + limited)
                 if self._log_every and record["step"] % self._log_every == 0:
-                    # A bottleneck that changes with every step says little.
+                    # A bottleneck that changes with every step is not informative.
                     if limit != self._limit and (self._verbose or self._seen in ("", limit)):
                         line, self._limit = line + limited, limit
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
@@ -250,7 +250,7 @@ def loss_text(loss: float | None) -> str:
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
     resumed_after = record.get("resumed_after", 0)  # older servers omit this field
-    after = f"; all else is of those after step {resumed_after}" if resumed_after else ""
+    after = f"; the rows below cover the steps after {resumed_after}" if resumed_after else ""
     table.add_row("steps", f"{record['steps']}{after}")
     if record["tokens"]:
         table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
@@ -325,7 +325,7 @@ def _server_parts(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bottleneck(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what kind of work takes the most time in a step by stages, and a clause on it.
+    """Return the kind of work that takes the most time in a step by stages, and a clause about it.
 
     Args:
         record: a `StepRecord` as a dictionary, with at least one device. On a virtual clock, the
@@ -343,8 +343,8 @@ def bottleneck(record: Mapping[str, Any]) -> tuple[str, str]:
     span = f"{seconds:.3g} of {step_s:.3g} {'simulated ' if virtual else ''}s"
     if seconds >= _LIMITS * step_s:
         return kind, f"{what} takes {span}{details}"
-    text = f"no part takes most of the step, and the longest is {what} with {span}{details}"
-    return kind, f"{text}; larger batches leave less time in which devices wait"
+    text = f"no part takes most of the step; the longest is {what} with {span}{details}"
+    return kind, f"{text}; with larger batches, devices wait less"
 
 
 def breakdown(record: Mapping[str, Any]) -> Iterator[str]:

@@ -200,7 +200,7 @@ def measure_sustained(
         schema.Sustained(
             speeds=tuple((at_s, round(rate / full, 4)) for at_s, rate in rates),
             temperatures=tuple(temperatures),
-            source=f"{side} x {side} x {side} in fp32, again and again",
+            source=f"{side} x {side} x {side} in fp32, repeatedly",
         )
     )
 
@@ -334,8 +334,8 @@ def measure_device(
         _rest(bench, sensors, before_c, sustained, sleep)
         if sustained.speeds[-1][0] < _FITTED_FROM_S:
             assumed.append(
-                f"sustained.thermal: a run of {settings.sustained_s:g} s shows no heating; taken "
-                f"as a device that never slows down"
+                f"sustained.thermal: a run of {settings.sustained_s:g} s is too short to show "
+                f"throttling; the device is assumed never to slow down"
             )
     compute = _measure_grid(
         timer or bench,
@@ -350,7 +350,11 @@ def measure_device(
     kind = settings.kind
     if kind is None:
         kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
-        why = {True: "it has a battery", False: "it has no battery", None: "nothing says otherwise"}
+        why = {
+            True: "it has a battery",
+            False: "it has no battery",
+            None: "it is unknown whether it has a battery",
+        }
         assumed.append(f"kind: {kind.value}, because {why[here.has_battery]}")
     power = None
     if busy.watts is not None:
@@ -393,8 +397,8 @@ def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(
-            f"profile {profile.name!r} has no samples to fit a model to; "
-            f"measure some with: cleave profile device"
+            f"profile {profile.name!r} has no samples for a fit; "
+            f"measure samples with: cleave profile device"
         )
     compute = {}
     for dtype, entry in profile.compute.items():
@@ -435,8 +439,10 @@ def _memory(settings: Settings, here: machine.Machine) -> schema.MemoryProfile:
 def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
     if settings.memory_bytes:
         return []
-    known = "half of what is installed" if here.memory_bytes else "1 GB, what it has is not known"
-    return [f"memory.bytes: {known}; what its owner would offer is not known"]
+    known = (
+        "half of the installed memory" if here.memory_bytes else "1 GB; installed memory unknown"
+    )
+    return [f"memory.bytes: {known}; what the owner would offer is unknown"]
 
 
 def valid_name(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Times matrix multiplications with the code that devices use for tiles, here and over a socket.
+"""Times matrix multiplications as devices run them for tiles, in this process or over a socket.
 
-Each time that is measured here includes decoding the operands from the bytes that a device would
-receive, multiplying the operands with the backend, and packing the result for sending.
+Each measured time includes decoding the operands from the bytes that a device would receive,
+multiplying them with the backend, and packing the result for sending.
 
 In a real device process, a tile's time depends on what the device did just before. The operands
 have just arrived over a socket, the event loop and the codec occupy the caches, and the compute
@@ -167,9 +167,9 @@ class SessionTimer:
         until_s = time.monotonic() + patience_s
         while not server.fleet.device_count:
             if ended():
-                raise FleetError("the device to be measured ended before it had joined")
+                raise FleetError("the measured device process exited before it joined")
             if time.monotonic() > until_s:
-                raise FleetError(f"the device to be measured did not join in {patience_s:g} s")
+                raise FleetError(f"the measured device did not join within {patience_s:g} s")
             time.sleep(0.01)
 
     def block_s(
@@ -196,7 +196,7 @@ class SessionTimer:
         future = self._server.fleet.submit(a_side, b_side, product)
         while not self._server.fleet.runtime.wait(future, _LOOK_S):
             if self._ended():
-                raise FleetError("the device ended while it was measured; measure it again")
+                raise FleetError("the device process exited during the measurement; measure again")
         future.result()
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 

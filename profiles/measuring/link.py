@@ -23,7 +23,7 @@ from cleave.transport.connection import Connection, ConnectionLostError, open_co
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
 
-MEMORY_BYTES: Final = 64 * 2**20  # offered to the PS: enough for its largest probe
+MEMORY_BYTES: Final = 64 * 2**20  # memory offered to the PS; enough for its largest probe
 PATIENCE_S: Final = 300.0  # timeout of one link measurement
 
 
@@ -32,12 +32,12 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> m
     # Probes multiply vectors, which takes less time than passing the work to a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
-    lost = "the connection was lost while it was measured"
+    lost = "the connection was lost during the measurement"
     try:
         async with asyncio.timeout(PATIENCE_S):
             reason = await session.run()
     except TimeoutError:
-        raise CleaveError(f"the link was not measured within {PATIENCE_S:.0f} s") from None
+        raise CleaveError(f"measuring the link took more than {PATIENCE_S:.0f} s") from None
     except CleaveError as error:
         if isinstance(error.__cause__, ConnectionLostError):
             raise CleaveError(f"{lost}: {error.__cause__}") from None
@@ -51,8 +51,8 @@ async def measure_connection(connection: Connection, hello: messages.Hello) -> m
 def _refuse_work(message: messages.Message) -> None:
     if isinstance(message, messages.Put | messages.Run) and message.id < FIRST_ID:
         raise CleaveError(
-            "the server sends work instead of measuring the link; "
-            "install the same version of cleave on both"
+            "the server sent work instead of measuring the link; "
+            "install the same version of cleave on both machines"
         )
 
 

@@ -27,13 +27,13 @@ def test_the_command_line_counts_more_than_the_file() -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"server": 4}, "has 'server'; it takes servers, ray, listen, runs"),
-        (4, "has 4; it takes"),
+        ({"server": 4}, "has 'server'; use servers, ray, listen, runs"),
+        (4, "has 4; use"),
         ({"servers": "4"}, "servers in [cluster] of --config is '4'; give a whole number"),
         ({"servers": True}, "is True; give a whole number"),
-        ({"servers": 2, "listen": 8765}, "listen in [cluster] of --config is 8765; give a text"),
+        ({"servers": 2, "listen": 8765}, "listen in [cluster] of --config is 8765; give a string"),
         ({"servers": 0}, "--servers is 0"),
-        ({"ray": "auto"}, "give --servers as well"),
+        ({"ray": "auto"}, "--ray needs --servers"),
     ],
 )
 def test_a_wrong_file_is_refused(table: Any, said: str) -> None:

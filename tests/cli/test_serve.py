@@ -70,10 +70,10 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
         ({"ps_gbit": math.nan}, "--ps-gbit is nan; give"),
         ({"ps_watts": math.inf}, "--ps-watts is inf; give"),
         ({"stages_on": "all"}, "--stages-on is 'all'; use own or any"),
-        ({"title": 81 * "x"}, "x', 81 characters; give 80 at most"),
-        ({"about": 501 * "x"}, "x', 501 characters; give 500 at most"),
+        ({"title": 81 * "x"}, "--title has 81 characters; give at most 80"),
+        ({"about": 501 * "x"}, "--about has 501 characters; give at most 500"),
         ({"servers": 0}, "--servers is 0; give 1 or more"),
-        ({"ray": "10.0.0.1:6379"}, "--ray starts several servers; give --servers as well"),
+        ({"ray": "10.0.0.1:6379"}, "--ray needs --servers with at least 2 servers"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:

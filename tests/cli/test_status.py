@@ -104,7 +104,7 @@ def test_a_step_by_stages_names_who_holds_them() -> None:
     seen = Seen()
     seen.take(overview(stages=stages, devices=devices))
     page = text(seen, 80)
-    assert "stages 8 micro-batches; 1 pass done again" in page
+    assert "stages 8 micro-batches; 1 pass repeated" in page
     assert "devices keep the weights, 3 steps since the snapshot" in " ".join(page.split())
     found = [line.split() for line in page.splitlines()]
     assert ["1", "to", "4,", "loss", "laptop-1", "2", "3", "7", "3", "0"] in found

@@ -183,7 +183,9 @@ def test_bytes_are_those_of_a_real_model_with_adapters(targets: tuple[str, ...])
 
 @pytest.mark.parametrize("parts", [0, 5])
 def test_a_batch_is_cut_into_its_sequences_at_most(parts: int) -> None:
-    with pytest.raises(UsageError, match=f"4 sequences cannot be cut into {parts} micro-batches"):
+    with pytest.raises(
+        UsageError, match=f"4 sequences cannot be divided into {parts} micro-batches"
+    ):
         SizedModel(find_model("opt-nano"), 4, 8, parts)
 
 
@@ -326,7 +328,7 @@ def test_a_step_without_devices_ends() -> None:
     runtime = runtime_of(2)
     for number in (1, 2):
         runtime.lose(number, in_s=0.05)
-    with pytest.raises(FleetError, match="every emulated device is gone"):
+    with pytest.raises(FleetError, match="all emulated devices have left"):
         run(runtime, SizedModel(find_model("opt-nano"), 2, 8, 2), plan_of(*TWO))
 
 

@@ -74,7 +74,7 @@ def test_the_parameter_server_counts_where_it_is_known() -> None:
     found = fleet_footprint([SPELL], {"mine": PHONE}, TYPICAL, MADE, 400.0, measured)
     assert found.energy_j == pytest.approx(without.energy_j + 1000)
     assert found.parts[-1].basis is Basis.MEASURED
-    unknown = "the parameter server's energy is unknown: not counted"
+    unknown = "the parameter server's energy is unknown, and not counted"
     assert unknown not in found.assumed
     assert unknown in without.assumed
     # Its making is in no sum, and that is said either way.
@@ -110,7 +110,7 @@ def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
 
 
 def test_a_data_centre_by_hand() -> None:
-    with pytest.raises(ValueError, match="the power of 'l4' is not known"):
+    with pytest.raises(ValueError, match="the power of 'l4' is unknown"):
         cloud_footprint(CloudUsage(load_profile("l4"), HOUR_S), MADE, 100)
     # One A100 PCIe at 300 W for an hour: 0.3 kWh, 59 % around it, all times 1.58.
     found = cloud_footprint(CloudUsage(load_profile("a100-pcie-40gb"), HOUR_S), MADE, 100)
@@ -174,12 +174,12 @@ def test_what_devices_measured_themselves_is_marked() -> None:
     measured = replace(modelled, measured_j=500.0)
     found = fleet_footprint([modelled, measured], load_profiles(), TYPICAL, MADE, None)
     by_name = {part.name: part for part in found.parts}
-    own = by_name["devices, as they measured it"]
+    own = by_name["devices, measured by themselves"]
     assert (own.energy_j, own.basis) == (500.0, Basis.MEASURED)
     assert by_name["devices, multiplying"].energy_j == pytest.approx(6.75 * 40)
     # A phone's charger loses 17 % on either.
     assert by_name["chargers and power supplies"].energy_j == pytest.approx(0.17 * (500 + 270))
-    assert "1 of 2 devices: energy as they measured it themselves" in found.assumed
+    assert "1 of 2 devices: energy measured by the devices" in found.assumed
 
 
 def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
@@ -194,7 +194,7 @@ def test_what_is_not_known_of_power_is_in_the_sensitivity() -> None:
         kinds=question.kinds,
     )
     by_name = {bar.name: bar for bar in bars}
-    power = by_name["power of devices whose profile does not say"]
+    power = by_name["power of devices whose profile has none"]
     # From the 10.6 W of one laptop to the 41.6 W of the other, for an hour at 400 g/kWh.
     assert power.high - power.low == pytest.approx(0.4 * (41.6 - 10.6))
     assert {"lifetime", "utilisation", "electricity of the fleet"} <= by_name.keys()

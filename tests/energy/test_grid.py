@@ -42,7 +42,7 @@ def test_a_table_that_is_not_a_day(tmp_path: Path, hours: list[int]) -> None:
 
 def test_an_unknown_country() -> None:
     assert load_grid("deu") == load_grid("Germany")
-    with pytest.raises(UsageError, match="near are France"):
+    with pytest.raises(UsageError, match="similar: France"):
         load_grid("Frnace")
 
 

@@ -128,6 +128,6 @@ def test_without_fallback_it_waits_and_knows_when_nobody_is_due() -> None:
     fleet, runtime, told = virtual(1, None)
     future = submit(fleet)
     runtime.lose(1, in_s=0.01)
-    with pytest.raises(FleetError, match="none is due"):
+    with pytest.raises(FleetError, match="none will join"):
         future.result()
     assert told == [FleetPresence.ABSENT]

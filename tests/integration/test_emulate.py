@@ -159,7 +159,7 @@ class NobodyThere:
 
 
 def test_it_ends_with_its_own_server() -> None:
-    with pytest.raises(CleaveError, match="server that was started for it is gone"):
+    with pytest.raises(CleaveError, match="server that this emulation started has exited"):
         asyncio.run(watched(NobodyThere(), 1, 0.0, lambda: True, as_json=True))
 
 
@@ -185,7 +185,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--model", "opt-nano", "--method", "magic"), "use tiles or stages"),
         (("--model", "opt-nano", "--method", "stages", "--dtype", "fp16"), "in bf16 or fp32"),
         (("--method", "stages"), "give a --model"),
-        (("--fleet", "hame-mix"), "near is home-mix"),
+        (("--fleet", "hame-mix"), "similar: home-mix"),
         (("--fleet", "no-such.toml"), "no-such.toml"),
         (("--churn", "volonteer"), "volonteer"),
         (("--churn", "0:1"), "churn"),
@@ -204,11 +204,14 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--steps", "3"), "give a --model"),
         (("--seed", "-99"), "--seed is -99"),
         (("--model", "opt-nano", "--ps-gbit", "-1"), "--ps-gbit"),
-        (("--trace", "/no/such/folder/trace.json"), "no folder"),
+        (("--trace", "/no/such/folder/trace.json"), "does not exist"),
         (("--log", "/"), "cannot be written"),
         (("--trace", "/"), "cannot be written"),
-        (("--trace", "/dev/null", "--log", "/dev/null"), "are both /dev/null; give two files"),
-        (("--devices", "2", "--csv"), "--csv is for steps of a model in virtual time"),
+        (
+            ("--trace", "/dev/null", "--log", "/dev/null"),
+            "are both /dev/null; give two different files",
+        ),
+        (("--devices", "2", "--csv"), "--csv is for virtual time, and needs --model"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -71,13 +71,13 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
     ("arguments", "said"),
     [
         ((), "give either a run folder or --model"),
-        ((*PLANNED, "--against", "l4"), "the power of l4 is not known"),
+        ((*PLANNED, "--against", "l4"), "the power of l4 is unknown"),
         (("--model", "opt-nano", "--pue", "0.5"), "--pue is 0.5"),
         (("--model", "opt-nano", "--network", "nan"), "--network is nan; give"),
         ((*PLANNED, "--grid", "Narnia"), "no figures for the electricity"),
         (("--model", "opt-nano", "--fleet", "nobody-3"), "there is no fleet"),
         (("nowhere",), "there is no run folder 'nowhere'"),
-        (("nowhere", "--against", "a5000"), "--against compares what is planned"),
+        (("nowhere", "--against", "a5000"), "--against needs --model and --fleet"),
     ],
 )
 def test_what_users_get_wrong(arguments: tuple[str, ...], said: str) -> None:

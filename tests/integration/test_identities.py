@@ -194,10 +194,10 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
             until(lambda: place.states() == {"anna": "ready", "ben": "ready"})
             assert place.own() == {"anna": True, "ben": True}
             shown = here("devices", "own", "ben", "--no", "--data", str(place.data))
-            assert "ben is not your own any more" in shown.stderr
+            assert "ben is no longer your own" in shown.stderr
             assert place.own() == {"anna": True, "ben": False}
             shown = here("devices", "revoke", "anna", "--data", str(place.data))
-            assert f"it came by ({code['id']}) is void as well" in shown.stderr
+            assert f"its join code ({code['id']}) is now void, too" in shown.stderr
             assert "cleave pair --uses 7 --own" in shown.stderr  # of the kind that is void
             anna.wait()
             assert any("revoked this device's credential" in note for note in anna.fleet.notes)

@@ -97,7 +97,7 @@ def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
         url = records(here("pair", *place.data, "--json").stdout)[-1]["url"]
         with started("join", url, *JOIN):
             until(lambda: len(steps()) >= 2)
-            assert "pauses after its step" in place.change("pause", "job-3")
+            assert "pauses after the current step" in place.change("pause", "job-3")
             until(lambda: state(3) == "paused")
             before = len(steps())
             jobs.submit({"job": short})

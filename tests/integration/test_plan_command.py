@@ -166,7 +166,7 @@ def test_where_stages_begin_to_win() -> None:
     for point in found["points"]:
         assert (point["stages_s"] < point["local_s"]) == (point["tokens"] >= above)
     text = words(shown(*options))
-    assert f"Stages beat the server alone from about {above:,} tokens a step on" in text
+    assert f"From about {above:,} tokens per step, stages are faster" in text
     assert [int(row["tokens"]) for row in rows(*options)] == tokens
 
 
@@ -263,7 +263,7 @@ def test_rows_say_what_the_document_does() -> None:
         (("--gemm", "4,0,4"), "N of --gemm is 0"),
         (("--gemm", "4,4,4", "--dtype", "int8"), "'int8'"),
         (("--gemm", "4,4,4", "--tiling", "4d"), "'4d'"),
-        (("--gemm", "4,4,4", "--method", "2d"), "say --tiling 2d"),
+        (("--gemm", "4,4,4", "--method", "2d"), "use --tiling 2d"),
         (("--gemm", "4,4,4", "--method", "stages"), "--method stages is for whole steps"),
         (("--gemm", "4,4,4", "--crossing"), "--crossing is for whole steps"),
         ((*SMALL, "--method", "pipeline"), "'pipeline'"),
@@ -272,11 +272,11 @@ def test_rows_say_what_the_document_does() -> None:
         ((*SMALL, "--lora", "8", "--lora-bits", "5"), "--lora-bits is 5; give 4 or 8"),
         (
             (*SMALL, "--lora-bits", "4"),
-            "--lora-bits is 4, and no weight is frozen; add --lora RANK",
+            "--lora-bits is 4, but no weights are frozen; add --lora RANK",
         ),
-        ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
+        ((*SMALL, "--method", "tiles", "--crossing"), "--crossing needs forecasts of stages"),
         ((*SMALL, "--method", "local", "--plot", "a.png"), "leave out --method local"),
-        ((*SMALL, "--json", "--csv"), "--json and --csv are two forms"),
+        ((*SMALL, "--json", "--csv"), "--json and --csv cannot be combined"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit is -1"),
         (("--gemm", "4,4,4", "--ps-memory", "nan"), "--ps-memory is nan"),
@@ -323,7 +323,7 @@ def test_numbers_of_servers_side_by_side() -> None:
     assert [each["exchange_s"] > 0 for each in found] == [False, True, True]
     assert found[0]["step_s"] == document(*stages)["methods"][0]["step_s"]
     text = words(shown(*stages, "--servers", "1,2"))
-    assert "what a server sends to the others" in text
+    assert "time of the exchange between servers" in text
     assert "2 servers" in text.rpartition("gets.")[2]  # whether they pay
 
 
@@ -332,8 +332,8 @@ def test_numbers_of_servers_side_by_side() -> None:
     [
         (("--servers", "1,x"), "--servers is '1,x'"),
         (("--servers", "1,5"), "give 4 or fewer"),
-        (("--servers", "2", "--crossing"), "--servers compares whole steps"),
-        (("--memory", "sharded"), "give --servers as well"),
+        (("--servers", "2", "--crossing"), "--servers cannot be combined with --gemm"),
+        (("--memory", "sharded"), "--memory sharded needs --servers"),
         (("--servers", "2", "--memory", "lean"), "use plain or sharded"),
         (("--servers", "2", "--memory", "sharded", "--method", "stages"), "tiles of whole models"),
     ],

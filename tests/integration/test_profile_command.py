@@ -162,7 +162,7 @@ def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
         timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)
         process.kill()
         process.wait()
-        with pytest.raises(FleetError, match="ended while it was measured"):
+        with pytest.raises(FleetError, match="exited during the measurement"):
             timer.block_s((8, 8, 8), 1, Layout.NN, DType.FP32, DType.FP32)
 
 
@@ -240,7 +240,7 @@ def test_a_bad_fit_is_told(copy: Path) -> None:
     write_profile(msgspec.structs.replace(found, compute={**found.compute, "fp32": noisy}), copy)
     shown = profile("fit", str(copy))
     assert shown.returncode == 0
-    assert re.search(r"do not rely on fp32 in this profile: its model is \d+% off", shown.stderr)
+    assert re.search(r"do not rely on fp32 in this profile: .* median error of \d+%", shown.stderr)
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_a_device_without_the_gpu_that_was_asked_for_joins_with_its_cpu() -> Non
     ):
         said = [wait_for_event(lines, "note")["text"] for _ in range(2)]
         wait_for_event(lines, "ready")
-    assert said[0].endswith("; the CPU multiplies tiles")
+    assert said[0].endswith("; tiles are multiplied on the CPU")
     assert said[1].startswith("there is no torch:mps here, so the CPU runs layers")
 
 

@@ -262,9 +262,9 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
     ("options", "said"),
     [
         (("--servers", "0"), "--servers is 0; give 1 or more"),
-        (("--ray", "auto"), "--ray starts several servers; give --servers as well"),
-        (("--listen", "8765"), "--listen is where devices join several servers"),
-        (("--servers", "2", "--listen", "8765", "--devices", "4"), "no --devices"),
+        (("--ray", "auto"), "--ray needs --servers with at least 2 servers"),
+        (("--listen", "8765"), "--listen needs --servers with at least 2 servers"),
+        (("--servers", "2", "--listen", "8765", "--devices", "4"), "--listen is for real devices"),
         (("--servers", "2", "--server", "ws://127.0.0.1:1/ws#c=x"), "give one of the two"),
     ],
 )

@@ -59,5 +59,5 @@ def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(run: RunFolder) -> None:
     found = here("generate", str(run.path), "--prompt", "x", "--devices", "2", "--server", "ws://x")
     assert found.returncode == 2
-    assert "leave them out with --server" in found.stderr
+    assert "cannot be combined with --server" in found.stderr
     assert records(found.stdout) == []

@@ -66,7 +66,7 @@ def test_it_is_said_when_more_servers_pay_and_when_not() -> None:
         [plan(1, 10.0, None), plan(2, 5.1, None)]
     )
     said = why([plan(1, 10.0), plan(2, 9.9999999), plan(4, 20.0)])
-    assert said.startswith("More servers do not pay: 2 servers take 10 s")
+    assert said.startswith("More servers are not faster: 2 servers take 10 s")
     infinite = [Forecast(Method.STAGES, float("inf"), refused="too small")]
     refused = plan_servers(8, 10, 7, infinite, 1000, CARD)
     assert refused.refused == "too small"

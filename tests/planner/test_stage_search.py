@@ -321,13 +321,15 @@ def test_parts_of_layers_go_to_devices_that_have_room_for_them() -> None:
 def test_too_little_memory_is_said() -> None:
     with pytest.raises(PlanError, match="a layer needs 120 MB on a device, but the largest of 4"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=10**7) for d in HOME], PS)
-    with pytest.raises(PlanError, match=r"need about 7\d\d MB, and do not fit the 600 MB"):
+    with pytest.raises(
+        PlanError, match=r"need about 7\d\d MB of memory, and do not fit on .* 600 MB"
+    ):
         plan_stages(OPT_125M, [replace(d, memory_bytes=150 * 10**6) for d in HOME], PS)
-    with pytest.raises(PlanError, match=r"the 880 MB .* together, as each takes whole layers or"):
+    with pytest.raises(PlanError, match=r"880 MB in total, because a single layer \(or part\)"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=220 * 10**6) for d in HOME], PS)
     with pytest.raises(PlanError, match="largest of 0 devices offers 0 MB"):
         plan_stages(OPT_125M, [], PS)
-    with pytest.raises(PlanError, match="a step of 12 layers and 0 micro-batches has nothing"):
+    with pytest.raises(PlanError, match="cannot plan a step with 12 layers and 0 micro-batches"):
         plan_stages(replace(OPT_125M, tokens=[]), HOME, PS)
 
 

@@ -169,9 +169,9 @@ def test_an_unknown_profile() -> None:
 
 
 def test_unknown_networks_and_availabilities() -> None:
-    with pytest.raises(ValueError, match=r"no network 'hom' .*\(near are home.*known are 4g, "):
+    with pytest.raises(ValueError, match=r"no network 'hom' .*\(similar: home.*use one of 4g, "):
         load_network("hom")
-    with pytest.raises(ValueError, match=r"no availability 'volunteers' .*\(near are volunteer\)"):
+    with pytest.raises(ValueError, match=r"no availability 'volunteers' .*\(similar: volunteer\)"):
         load_availability("volunteers")
 
 

@@ -173,7 +173,7 @@ ENTRY = "flops_per_s = 2e12"
         ),
         # other versions
         ("schema = 1", "schema = 2", r"box\.toml has schema 2; this version .* reads schema 1"),
-        ("schema = 1\n", "", r"box\.toml lacks schema; a profile begins with: schema = 1"),
+        ("schema = 1\n", "", r"box\.toml lacks the key schema; add: schema = 1"),
         # not TOML
         ("[memory]", "[memory", r"profile .*box\.toml cannot be read: .*at line"),
     ],
@@ -205,7 +205,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"profile .*box\.toml cannot be written: there is no folder"
+        ValueError, match=r"profile .*box\.toml cannot be written: the folder .* does not exist"
     ):
         write_profile(FULL, tmp_path / "nowhere" / "box.toml")
 

@@ -136,7 +136,11 @@ SPOILED = bytes(CODED.payload[:6]).ljust(len(CODED.payload), b"\0")
     [
         (("coding",), replace(CODED, payload=CODED.payload[:-1]), "cut off"),
         (("coding",), replace(CODED, rows=2**62, columns=2**62), "cut off"),
-        (("coding",), replace(CODED, dtype="int64"), "no 'int64' array is coded"),
+        (
+            ("coding",),
+            replace(CODED, dtype="int64"),
+            "an array of dtype 'int64'",
+        ),
         (("coding",), replace(CODED, payload=SPOILED), "inflate"),
         ((), CODED, "without the feature"),
         (("coding", "fast"), CODED, "before code_results"),

@@ -208,7 +208,7 @@ def test_a_kind_that_a_device_states_stands_in_for_a_profile(
     assert devices[0]["energy_j"] == pytest.approx(6.75 * 4)  # nothing was sent
     assert [device["energy_basis"] for device in devices[2:]] == ["unknown"] * 3
     said = seen["energy"]["assumed"]
-    assert "1 of 5 devices: power of a typical phone, as theirs is not known" in said
+    assert "1 of 5 devices: power of a typical phone, because theirs is unknown" in said
 
 
 def test_energy_of_those_who_left_is_kept(overview: Overview, fleet: Fleet, clock: Clock) -> None:

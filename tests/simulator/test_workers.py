@@ -83,4 +83,4 @@ def test_where_no_cluster_is_that_is_said_at_once(
 def test_jobs_and_a_cluster_are_not_given_together() -> None:
     done = CliRunner().invoke(app, ["simulate", "--jobs", "2", "--ray", "auto"])
     assert isinstance(done.exception, UsageError)
-    assert "give one of them" in str(done.exception)
+    assert "cannot be combined with --ray" in str(done.exception)

@@ -50,7 +50,7 @@ def test_a_downloaded_model_has_its_name_on_the_hub(downloads: Path) -> None:
     assert source.folder is not None
     assert source.folder.name == REVISION
     shutil.rmtree(downloads)
-    with pytest.raises(UsageError, match=rf"fetch it with `hf download {NAME}`, and give the name"):
+    with pytest.raises(UsageError, match=rf"run `hf download {NAME}`, and try again"):
         resolve_model(NAME)
 
 

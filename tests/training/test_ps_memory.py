@@ -69,10 +69,10 @@ def test_several_servers_share_what_one_has_no_room_for(monkeypatch: pytest.Monk
             "--accumulate is 30000: .* give [0-9]+ or less",
         ),
         ({"model": "opt-125m"}, False, "opt-125m with --seq 128 needs .* give a smaller model"),
-        ({"lora": "r=999999"}, False, "--lora has the rank 999999"),
+        ({"lora": "r=999999"}, False, "--lora 999999 exceeds the width"),
         ({"batch": 999_999_999}, False, "give 131,072 sequences or fewer"),
         ({"accumulate": 999_999_999}, False, "give 131,072 sequences or fewer"),
-        ({"seq": 99_999}, False, "longer than the 256 positions"),
+        ({"seq": 99_999}, False, "exceeds the 256 positions"),
         ({"steps": 10**30}, False, "--steps is 10+; give a number below"),
     ],
 )

@@ -289,7 +289,7 @@ def test_a_run_folder_with_a_link_is_refused_and_what_it_leads_to_stays(
     place.symlink_to(elsewhere)
     before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
     content = elsewhere.read_bytes() if elsewhere.is_file() else b""
-    with pytest.raises(CleaveError, match="it is a link, and Cleave writes through none"):
+    with pytest.raises(CleaveError, match="it is a link, and Cleave does not write through links"):
         trained(replace(one_step_job(corpus_file), steps=2), run)
     assert before == {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
     assert not elsewhere.is_file() or elsewhere.read_bytes() == content

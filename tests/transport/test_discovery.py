@@ -153,7 +153,7 @@ def test_a_device_finds_a_server_asks_and_joins_with_a_code(tmp_path: Path) -> N
             assert f"certificate {server.fingerprint}" in said
             assert code not in said
             answer(device, number[1])
-            read_to(device, "prints there:")
+            read_to(device, "prints on the server:")
             answer(device, code.lower().replace("-", ""))
             read_to(device, "joined as laptop")
         with joining(tmp_path / "state") as again:  # the certificate is known: no code is needed
@@ -179,7 +179,7 @@ def test_whoever_announces_a_known_address_gets_no_credential(tmp_path: Path) ->
             number = re.search(rf"^(\d+): {NAME} \(", read_to(device, "[0]:"), re.MULTILINE)
             assert number
             answer(device, number[1])
-            read_to(device, "prints there:")
+            read_to(device, "prints on the server:")
             answer(device, "")
 
 
@@ -206,7 +206,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
         with joining(tmp_path / "state") as device:
             said = read_to(device, "[0]:")
             assert "\n9:" not in said  # a title cannot look like another server
-            assert "no TLS: everybody on this network can read" in said
+            assert "no TLS: anyone on this network can read" in said
             answer(device, "")
             assert device.wait(PATIENCE_S) == 0
         assert server.fleet.device_count == 0
@@ -215,7 +215,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "they cannot reach --host 127.0.0.1"),
+        ((), "is useless with --host 127.0.0.1"),
         (("--host", "0.0.0.0", "--tls-cert", "c.pem", "--tls-key", "k.pem"), "c.pem"),
     ],
 )

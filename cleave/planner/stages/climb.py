@@ -95,12 +95,12 @@ class Changes:
 
 
 _BEGUN: Final = 24  # initial arrangements that are improved for up to `_BEGUN_ROUNDS` rounds
-_BEGUN_FIXED: Final = 4  # like `_BEGUN`, if each stage has one group
+_BEGUN_FIXED: Final = 4  # like `_BEGUN`, for searches in which each stage has one fixed group
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # arrangements that are improved for up to `_ROUNDS` rounds
 _ROUNDS: Final = 40
 _GAIN: Final = 1e-6  # minimum relative gain of a change
-_FEW_ORDERS: Final = 24  # up to this number of orders of devices in stages, all orders are tried
+_FEW_ORDERS: Final = 24  # maximum number of device orders for which all orders are tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # bisection steps for the time of the slowest stage
 
@@ -208,7 +208,7 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Reduce `found` to its best `most` arrangements that are possible and distinct.
+        """Reduce `found` to the best `most` arrangements, without impossible ones and duplicates.
 
         Unless `alike` is set, the best arrangement for each number of stages, with and without
         the loss on the last stage, takes precedence.

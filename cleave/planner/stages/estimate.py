@@ -45,7 +45,7 @@ class Arrangements:
     layers and devices is unused.
 
     Attributes:
-        cuts: index of each stage's first layer, then the number of layers; shape
+        cuts: index of each stage's first layer, followed by the number of layers; shape
             (arrangements, stages + 1).
         place: the stage of each column, or the number of stages if the column is idle; shape
             (arrangements, columns).
@@ -135,7 +135,7 @@ class StageTables:
         forward, backward: FLOPs per token of each pass.
         again: FLOPs per token that a backward pass recomputes if nothing was retained.
         forwards: 1 if forward and backward are separate passes; 0 if they are one pass.
-        returns: 1 if devices return the input gradient of the first layer, else 0.
+        returns: 1 if devices return the input gradient of the stage's first layer, else 0.
         memory: memory that a device needs if it retains nothing between passes.
         kept: memory for one micro-batch's layer inputs; infinite if they are never retained.
         kept_whole: additional memory for activations; infinite if retaining them saves no FLOPs.

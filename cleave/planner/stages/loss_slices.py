@@ -28,10 +28,10 @@ from cleave.planner.stages.prediction import held_bytes, predict, simulated_devi
 from cleave.planner.stages.rules import REQUESTS_AT_ONCE
 
 _MOST_WAYS: Final = 5
-_FEW_DEVICES: Final = 64  # a larger fleet has enough devices for the slices alone
+_FEW_DEVICES: Final = 64  # a larger fleet can dedicate devices to slices
 _MOST_SHARED: Final = 16  # maximum number of slices on devices that also compute layers
-# Slices are tried if a step without the loss has at most this share of the whole step, in seconds,
-# or in FLOPs if devices with layers have the slices.
+# Slices are tried if a step without the loss takes at most this share of the whole step's time (or
+# of its FLOPs, for slices on devices that also have layers).
 _WORTH: Final = 0.95
 # For slices of unequal size, the LM head is cut into at most this number of equal parts.
 _PARTS: Final = 64
@@ -117,7 +117,7 @@ def balanced(
         return None
     simulated = simulated_devices(model, plan, devices_by_id, ps)
     flops = sum(model.tokens) * model.loss.flops
-    others: dict[int, float] = {}  # seconds of the device's work besides its slice
+    others: dict[int, float] = {}  # device ID to seconds of other work
     for each in plan.slices:
         (device,) = each.devices
         assert each.slice is not None
@@ -141,7 +141,7 @@ def balanced(
 
 
 def _levelled(devices: Sequence[tuple[float, float]]) -> list[float]:
-    """Divide one piece of work into shares so that devices are busy for the same time, if possible.
+    """Divide work into shares so that all devices are busy for the same time, if possible.
 
     Args:
         devices: for each device, the seconds of its other work, and the share of the divided work

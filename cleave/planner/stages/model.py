@@ -23,8 +23,8 @@ _LEAST_PIECE: Final = 128  # minimum number of tokens in a sequence chunk
 PIECE_COST: Final = 1.6
 
 
-# A device updates a parameter by AdamW in the time that it needs for this many FLOPs of a layer:
-# ONNX Runtime on two x86 cores takes 2.2 ns, and has 215 GFLOP/s in layers.
+# An AdamW update of one parameter takes a device as long as this many FLOPs of a layer. ONNX
+# Runtime on two x86 cores takes 2.2 ns for an update, and computes layers at 215 GFLOP/s.
 UPDATE_FLOPS: Final = 480
 
 
@@ -51,8 +51,8 @@ class LayerCost:
         spared_flops: FLOPs that the backward pass saves if activations are retained.
         dequantized_bytes: memory for weights dequantized to fp32, and for one matrix's codes.
         pieces: number of chunks into which a sequence is cut; 1 if the layer has attention.
-        update_flops: FLOPs of passes that take as long as the device's update of the layer in each
-            step; 0 if the PS updates the layer.
+        update_flops: time of the device's update of the layer in each step, expressed in FLOPs; 0
+            if the PS updates the layer.
     """
 
     frozen_bytes: int
@@ -100,7 +100,7 @@ class KeptBatches:
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to retain of the next micro-batch, given the numbers already retained."""
+        """Return what to retain of the next micro-batch, given how many are already retained."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -225,11 +225,11 @@ class PsCompute:
     own_device: int | None = None
 
     def without_updates_of(self, parameters: float) -> PsCompute:
-        """Return the PS's speeds if devices update this number of trained parameters."""
+        """Return a copy for steps in which devices update `parameters` parameters."""
         return replace(self, optimizer_s=max(0.0, self.optimizer_s - parameters * self.parameter_s))
 
     def loss_s(self, loss: LayerCost) -> float:
-        """Return the time in seconds for both passes of the loss, per token."""
+        """Return the time in seconds per token for both passes of the loss."""
         return loss.flops / (self.loss_flops_per_s or self.flops_per_s)
 
 
@@ -241,7 +241,7 @@ class HeadSlice:
 
     Attributes:
         cuts: boundaries of all slices, starting at 0, in units of 1 / `cuts[-1]` of the LM head;
-            empty for slices with about the same number of rows.
+            empty if all slices have about the same number of rows.
 
     Example:
         >>> HeadSlice(1, 2, (0, 3, 4)).rows(1000)  # the last quarter
@@ -304,7 +304,7 @@ class StagePlan:
         step_s: predicted time of a step in seconds, including the optimizer step.
         memory_bytes: predicted peak memory of each device, by device ID.
         downlink_bytes, uplink_bytes: traffic of all devices in a step, after any compression.
-        reason: a sentence, without a full stop, that names what takes most of the step.
+        reason: a clause that names what takes most of the step.
         slices: slices of the loss, in order; empty if the loss is not vocabulary-parallel.
         forward_first: whether a device that could run a pass in either direction always runs the
             forward pass. If false, the device alternates.
@@ -352,7 +352,7 @@ class StagePlan:
         return f"in {slices} on {_span([devices], 'device', 'devices')}"
 
     def described(self, model: StageModel) -> str:
-        """Return a user-facing sentence, without a full stop, that describes the plan."""
+        """Return a user-facing description of the plan, without a full stop."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         if len(self.stages) > _NAMED:
             sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
@@ -370,8 +370,8 @@ class StagePlan:
             ]
         if model.ps_layers:
             held.append("the others on the parameter server")
-        where = "with the last of them" if self.stages[-1].loss else self.where_loss
-        return f"stages: {', '.join(held)}; the loss {where}; {self.step_s:.3g} s a step predicted"
+        where = "on the last stage" if self.stages[-1].loss else self.where_loss
+        return f"stages: {', '.join(held)}; the loss {where}; predicted step {self.step_s:.3g} s"
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
@@ -427,7 +427,7 @@ def working_bytes(
     scores = heads * rows  # elements per token of the scores that are computed at once
     whole = rows == sequence
     mlp = 7.5 * width + (2 + 2 * of_mlp) * inner + (scores if whole else 0)
-    copies = (4.5 if whole else 7.5) + (3 if squeezed else 0)  # a Scan works in place less often
+    copies = (4.5 if whole else 7.5) + (3 if squeezed else 0)  # a Scan reuses buffers less often
     attention = 7 * width + copies * scores
     return _FP32_BYTES * max(mlp, attention)
 

@@ -32,8 +32,8 @@ RUNTIME_BYTES: Final = 41_000_000
 SPARE: Final = 1.04  # factor that allows for memory fragmentation
 _FP32_BYTES: Final = 4
 
-# A plan replaces another one for the same devices if it saves this share of a step, and what the
-# change costs in this many steps.
+# A new plan for the same devices replaces the current plan if it saves at least this share of a
+# step, and recovers the time for the change within this many steps.
 GAIN: Final = 0.05
 PAYS_IN_STEPS: Final = 20
 
@@ -122,8 +122,8 @@ def most_kept(
     follows the forward pass immediately.
 
     Args:
-        stages: all stages and slices of the device. A micro-batch may be retained for any.
-        spare_bytes: the memory that the device has left if it retains no micro-batches.
+        stages: all stages and slices of the device. A micro-batch may be retained for any of them.
+        spare_bytes: memory in bytes that remains on the device if it retains no micro-batches.
     """
     inputs, whole = (
         math.ceil(SPARE * max(kept_bytes(model, stage, keep) for stage in stages))
@@ -352,10 +352,10 @@ def simulated_devices(
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
-    """Return a sentence, without a full stop, that names what takes most of the step."""
+    """Return a clause that names what takes most of the step."""
     found = [
-        (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
-        (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
+        (run.egress.passed_bytes * run.egress.byte_s, "sending on the PS's network card takes"),
+        (run.ingress.passed_bytes * run.ingress.byte_s, "receiving on the PS's network card takes"),
         (ps.optimizer_s, "the PS's gradient sums and optimizer take"),
         (
             sum(model.tokens) * math.fsum(p.flops for p in model.ps_layers) / ps.flops_per_s,

@@ -1,7 +1,7 @@
 """Plans of stages whose weights and optimizer state stay on devices.
 
-Each layer is on one device, because several devices of a stage would have to exchange gradients.
-The PS computes the loss.
+Each layer is on exactly one device. Otherwise, the devices of a layer would have to exchange
+gradients. The PS computes the loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cleave.planner.stages.model import (
 from cleave.planner.stages.prediction import GAIN, PAYS_IN_STEPS, held_bytes, predict
 from cleave.planner.stages.snapshots import SnapshotCosts, least_interval, most_copies
 
-# A weight and two moments, and those of a snapshot that the device is returning.
+# Weights and two moments, and a snapshot of all three that the device is uploading.
 _ARRAYS: Final = 6
 _STATE_ARRAYS: Final = 3
 _FP32_BYTES: Final = 4
@@ -47,11 +47,11 @@ def kept_on_devices(model: StageModel) -> StageModel:
 def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the plan with the shortest predicted step among the plans tried.
 
-    For each number of devices, the fastest devices get consecutive layers, such that the slowest
-    of them is as fast as possible. This is a `StagePlanner`.
+    For each number n, the layers are divided among the n fastest devices so that the slowest stage
+    is as fast as possible. This function is a `StagePlanner`.
 
     Args:
-        model: the costs of layers from `kept_on_devices`.
+        model: a model returned by `kept_on_devices`.
 
     Raises:
         DeviceMemoryError: if the devices have too little memory.
@@ -67,9 +67,9 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
         one = least_bytes(model)
         large = sum(d.memory_bytes >= one for d in devices)
         raise DeviceMemoryError(
-            f"{len(model.layers)} layers with optimizer state do not fit on {len(devices)} "
-            f"devices, of which {large} have memory for a layer ({one / 1e6:.0f} MB): connect "
-            f"devices with more memory, or give --state server"
+            f"{len(model.layers)} layers and their optimizer state do not fit on {len(devices)} "
+            f"devices, and {large} of them can hold a layer ({one / 1e6:.0f} MB): connect devices "
+            f"with more memory, or use --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
 
@@ -86,9 +86,10 @@ def plan_again(
     *,
     stages: Sequence[PlannedStage],
 ) -> StagePlan:
-    """Return a plan with the same stages on other devices: the largest on the fastest device.
+    """Return a plan that assigns the same stages to `devices`, the largest to the fastest device.
 
-    With fewer devices than stages, devices have several stages. This is a `StagePlanner`.
+    If there are fewer devices than stages, some devices get several stages. With `stages` bound,
+    this function is a `StagePlanner`.
     """
     able = sorted(
         (device.for_graphs() for device in devices),
@@ -103,7 +104,7 @@ def plan_again(
 
 
 def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float:
-    """Return how long a device would need for an equal share of a step, in seconds."""
+    """Return the time in seconds that a device would need for an equal share of a step."""
     tokens = sum(model.tokens)
     flops = tokens * math.fsum(layer.flops for layer in model.layers) / devices
     nbytes = 2 * tokens * model.width * model.element_bytes
@@ -114,14 +115,15 @@ def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float
 def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[PlannedStage]]:
     """Return the best division of all layers among the first n devices, for each possible n.
 
-    A device without memory for a layer gets no stage.
+    A device with too little memory for a layer gets no stage.
     """
     count = len(model.layers)
-    # For the layers before `stop`: the seconds per token of the slowest stage, and the stages.
+    # Maps `stop` to the best division of the layers before it: the slowest stage's seconds per
+    # token, and the stages.
     best: dict[int, tuple[float, list[PlannedStage]]] = {0: (0.0, [])}
     found: list[list[PlannedStage]] = []
     for device in devices:
-        reached = dict(best)  # without the device
+        reached = dict(best)  # divisions that leave the device idle
         for first, (slowest_s, stages) in best.items():
             for stop in range(first + 1, count + 1):
                 stage = PlannedStage(first, stop, (device.device,))
@@ -142,9 +144,9 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
 def worth_moving(
     model: StageModel, before: StagePlan, after: StagePlan, devices: Mapping[int, DeviceRates]
 ) -> bool:
-    """Return whether plan `after` saves enough to move trained state, for the same devices.
+    """Return True if plan `after` saves enough time to be worth moving trained state.
 
-    All devices return their state, and then receive the state that they do not have.
+    To change plans, all devices return their state, and then receive the state that they lack.
 
     Args:
         model: the costs of layers from `kept_on_devices`.
@@ -172,10 +174,10 @@ def worth_moving(
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """How state on devices is protected against losses.
+    """How often devices upload snapshots, and how many stages hot spares follow.
 
     Attributes:
-        interval: number of steps after which devices begin to return a new snapshot.
+        interval: number of steps between the starts of two snapshots.
         copies: maximum number of stages that hot spares follow.
     """
 
@@ -190,15 +192,15 @@ def protection(
     between_losses_s: float,
     between_departures_s: float,
 ) -> Protection:
-    """Return how often devices return a snapshot, and how many stages hot spares may follow.
+    """Return the snapshot interval, and the maximum number of stages that hot spares follow.
 
-    The stage whose snapshot takes longest decides, because a snapshot is of all stages.
+    A snapshot covers all stages, so the stage with the slowest upload determines the interval.
 
     Args:
         model: the costs of layers from `kept_on_devices`.
-        devices: the devices of the plan, and possibly others, by ID.
+        devices: the plan's devices by ID; other devices are ignored.
         between_losses_s: mean time in seconds between losses that need a snapshot.
-        between_departures_s: the same between all losses of devices that hold a stage.
+        between_departures_s: mean time in seconds between losses of any devices that hold a stage.
     """
     tokens = sum(model.tokens)
     way = tokens * model.width * model.element_bytes  # bytes of a stage's inputs in one step

@@ -28,20 +28,20 @@ from cleave.planner.stages.simulated import PIECE_BYTES
 
 _FEW: Final = 16  # maximum number of devices that are assigned individually
 _GROUPINGS: Final = 4  # number of groupings of a larger fleet that are improved
-_SIMULATED: Final = 12  # arrangements that are simulated before changes to arrangements
+_SIMULATED: Final = 12  # maximum number of arrangements to simulate before any changes to them
 _LEAST_SIMULATED: Final = 3
 _REQUESTS: Final = 1_200  # total number of requests to simulate, per device of the fleet
 _LEAST_REQUESTS: Final = 4_000  # minimum of this total
 _MOST_REQUESTS: Final = 80_000  # maximum of this total
-_SHARE_OF_WAY: Final = 0.5  # additional requests for each way to slice the loss, as a share
+_SHARE_OF_WAY: Final = 0.5  # requests for each way to slice the loss, relative to unsliced plans
 _PIECE_REQUESTS: Final = 0.3  # cost of simulating one piece of an activation, in requests
-_AT_ONCE: Final = 8  # changes to an arrangement that are simulated before other arrangements'
+_AT_ONCE: Final = 8  # changes to simulate for one arrangement before the next one's turn
 _PATIENCE: Final = 1.01  # lowers the priority of an arrangement after each turn
 _REQUESTS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in requests
-_WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
-_INTERLEAVED: Final = 12  # plans whose stages are interleaved
+_WORTH: Final = 1.5  # maximum ratio of an arrangement's estimate to the best, for simulation
+_INTERLEAVED: Final = 12  # number of fastest plans for which interleaving is tried
 _REQUESTS_OF_REFINING: Final = 8_000
-_REFINED: Final = 8  # plans that are tried with unequal slices, and with forward passes first
+_REFINED: Final = 8  # number of fastest plans to try with unequal slices or forward-first order
 _TURNS: Final = (2, 3, 4)  # numbers of stages into which a stage is divided
 _GAIN: Final = 1e-6  # minimum relative gain of a new best plan
 
@@ -59,8 +59,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     """
     if not model.layers or not model.tokens:
         raise PlanError(
-            f"a step of {len(model.layers)} layers and {len(model.tokens)} micro-batches has "
-            "nothing to plan; it needs at least one of each"
+            f"cannot plan a step with {len(model.layers)} layers and {len(model.tokens)} "
+            "micro-batches; it needs at least one of each"
         )
     devices = [device.for_graphs() for device in devices]
     tables = StageTables(model)
@@ -68,7 +68,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     if len(able) <= len(model.cuts):
         raise PlanError(
             f"layers that stay on the parameter server divide the others into "
-            f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
+            f"{len(model.cuts) + 1} runs; each run needs its own device, and {len(able)} of "
+            f"{len(devices)} can hold a layer"
         )
     judge = _Judge(model, {device.device: device for device in devices}, ps)
     plain = _candidates(tables, able, ps, None)
@@ -128,11 +129,11 @@ def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemory
     needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
     offered = sum(device.memory_bytes for device in able)
     largest = float(tables.memory_of_layers.diagonal(1).max())
-    why = f", as each takes whole layers or parts, of up to {largest / 1e6:.0f} MB"
+    why = f", because a single layer (or part) needs up to {largest / 1e6:.0f} MB on one device"
     return DeviceMemoryError(
-        f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
-        f"{offered / 1e6:.0f} MB that {len(able)} devices offer together"
-        f"{why if needed <= offered else ''}: connect more devices, or let them offer more"
+        f"the layers need about {needed / 1e6:.0f} MB of memory, and do not fit on "
+        f"{len(able)} devices with {offered / 1e6:.0f} MB in total"
+        f"{why if needed <= offered else ''}: connect more devices, or let them offer more memory"
     )
 
 

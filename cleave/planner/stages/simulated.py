@@ -25,7 +25,7 @@ from cleave.planner.stages.model import (
 # The PS's network card transfers messages in pieces of this size, and interleaves the pieces of
 # messages for different devices.
 PIECE_BYTES: Final = 2.0**20
-_TOTAL_BYTES: Final = 4  # per token, that the PS sends to a slice of the loss for its backward pass
+_TOTAL_BYTES: Final = 4  # bytes per token that a loss slice receives for its backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class SimulatedMessage:
     Attributes:
         flops: FLOPs of the graph run that the message triggers.
         answered: whether the device returns the results of this run.
-        passes_s, computes_s: time in seconds of the message on the device's downlink, and of the
-            graph run.
+        passes_s, computes_s: transfer time of the message on the device's downlink, and time of the
+            graph run, in seconds.
     """
 
     nbytes: float
@@ -81,7 +81,7 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Queue `nbytes` at `begin_s` and return the time at which card and link have sent them.
+        """Queue `nbytes` at `begin_s`; return the time at which card and link have sent them.
 
         `own_s` is the time at which the device's own link has sent the bytes.
         """
@@ -104,13 +104,13 @@ class SimulatedDevice:
             become free. `received_s` is used only if the PS's card limits no transfer.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
-        delayed_s: time in seconds for which the PS's work has interrupted the device's graph runs.
+        delayed_s: total time in seconds by which the PS's work has delayed the device's graph runs.
         weights_s, x_s: total transfer time of weights, and of activations, on the downlink.
         y_s, gradients_s: total transfer time of activations, and of gradients, on the uplink.
         pass_messages: cached messages of requests, by stage, tokens, forward and keep.
         stages: stages of the device, the last stage first, each with the heap of retained
             micro-batches that are ready for their backward pass.
-        request_s: time of one micro-batch pass if the device has nothing else to do.
+        request_s: time of one micro-batch pass on the otherwise idle device.
         piece_up_s: transfer time of `PIECE_BYTES` on the device's uplink.
     """
 
@@ -156,7 +156,7 @@ class SimulatedStage:
         kept_by: maps a micro-batch to the device that retains its data, and to the kind of data.
         own: heaps of micro-batches that are ready for their backward pass on the device that
             retains them, by device ID.
-        went, passed: number of finished forward passes, and number of finished backward passes.
+        went, passed: numbers of finished forward passes and finished backward passes.
         summed: IDs of the devices whose accumulated gradients the PS has not fetched yet.
     """
 
@@ -173,7 +173,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Dequeue a device's next backward pass and return its micro-batch and retained data."""
+        """Dequeue a device's next backward pass; return its micro-batch and what is retained."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]

@@ -43,7 +43,7 @@ from cleave.planner.stages.simulated import (
     SimulatedStage,
 )
 
-_SUMMARY_BYTES: Final = 8  # per token, that a slice of the loss returns for its forward pass
+_SUMMARY_BYTES: Final = 8  # bytes per token that a loss slice returns for its forward pass
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
@@ -115,7 +115,7 @@ class StageSimulation:
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
         self._ps_free_s = self._end_s = self._squares_s = 0.0
-        # The device on the PS's computer, and its graph runs that wait or are under way.
+        # The device on the PS's computer, and its queued and running graph runs.
         self._own = self.devices.get(-1 if ps.own_device is None else ps.own_device)
         self._own_runs: deque[tuple[SimulatedMessage, SimulatedRequest | None]] = deque()
         self._own_free_s = 0.0
@@ -161,7 +161,7 @@ class StageSimulation:
 
     @staticmethod
     def _update_s(device: SimulatedDevice) -> float:
-        """Return the time from the request for a device's updates until its answer, in seconds."""
+        """Return the time in seconds between an update request to a device and its reply."""
         flops = math.fsum(c.update_flops for stage, _ in device.stages for c in stage.costs)
         return 2 * device.latency_s + flops / device.rates.flops_per_s
 
@@ -373,7 +373,8 @@ class StageSimulation:
         """Record a finished pass of a loss slice. After the last slice, start the next pass."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
-            # The training thread is notified first. Meanwhile, devices get requests that are ready.
+            # The training thread is notified first. In the meantime, devices get other ready
+            # requests.
             self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
 
     def _loss_summarized(self, now_s: float, batch: int) -> None:
@@ -444,7 +445,7 @@ class StageSimulation:
         request: SimulatedRequest | None,
     ) -> None:
         """Queue messages behind those in transit to a device. `request` is None for weights."""
-        if not self.egress.byte_s:  # network card is no limit: arrival times are known now
+        if not self.egress.byte_s:  # the network card limits nothing: arrival times are known
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
                 received_s += message.passes_s
@@ -519,7 +520,7 @@ class StageSimulation:
             self._begin_own_run(now_s)
 
     def _answer(self, made_s: float, request: SimulatedRequest) -> None:
-        """Queue the results of a request or chunk, whose computation ends at `made_s`."""
+        """Queue the results of a request or chunk. Its computation ends at `made_s`."""
         if self.ingress.byte_s:
             self._at(made_s, self._made, (request, list(request.sends)))
             return

@@ -41,18 +41,18 @@ class SnapshotCosts:
     between_losses_s: float
 
     def best_interval(self, least: float = 1.0) -> int:
-        """Return the interval, in whole steps, that makes the average step shortest.
+        """Return the snapshot interval, in whole steps, that minimizes the average step time.
 
-        A loss waits for ``w(k) = restart + replay 3 k / 2`` if uploads follow each other without a
-        pause, because the last complete snapshot is then ``k`` to ``2 k`` steps old. The shortest
-        possible interval k uses the whole idle uplink:
+        If uploads follow each other without a pause, the last complete snapshot is ``k`` to ``2 k``
+        steps old. Recovery from a loss then takes ``w(k) = restart + replay 3 k / 2`` on average.
+        The shortest possible interval k uses the whole idle uplink:
 
             upload = k (idle + step / between_losses * w(k))
 
         Without losses, this is ``upload / idle``. Without idle uplinks and restarts, it is
         ``sqrt(2 / 3 upload between_losses / (replay step))``: Young's square root (1974, "A first
-        order approximation to the optimum checkpoint interval") for a snapshot that is open during
-        a whole interval, and for replayed steps that take `replay_s` instead of `step_s`.
+        order approximation to the optimum checkpoint interval") for snapshots whose upload takes a
+        whole interval, and replayed steps that take `replay_s` instead of `step_s`.
 
         Args:
             least: minimum number of steps, such as `least_interval` for a limit on traffic.
@@ -60,7 +60,7 @@ class SnapshotCosts:
         return max(1, math.ceil(max(least, self._upload_steps(0.0, 1.5))))
 
     def lost_share(self, interval: float) -> float:
-        """Return the time of recoveries, divided by the other time, if no hot spare takes over."""
+        """Return the ratio of recovery time to other training time if no hot spare takes over."""
         return (self.restart_s + 1.5 * interval * self.replay_s) / self.between_losses_s
 
     def step_with_losses_s(self, interval: float) -> float:
@@ -72,10 +72,11 @@ class SnapshotCosts:
             T(k) = step / (1 - (restart + replay (k / 2 + d)) / between_losses)
 
         Args:
-            interval: number of steps k between snapshots. If uploads need more, that counts.
+            interval: number of steps k between snapshots. If an upload takes more steps, k is the
+                number of steps of an upload.
 
         Returns:
-            Time in seconds; infinite if losses are more frequent than recoveries end.
+            Time in seconds; infinite if a loss costs more time than the mean time between losses.
         """
         interval = max(interval, self._upload_steps(0.0, 1.5))
         age = interval / 2 + self._upload_steps(interval / 2, 1.0)
@@ -83,10 +84,10 @@ class SnapshotCosts:
         return self.step_s / (1 - lost) if lost < 1 else math.inf
 
     def _upload_steps(self, age: float, share: float) -> float:
-        """Return the number of steps d of an upload, if a loss replays ``age + share d`` steps.
+        """Return an upload's number of steps d if a loss replays ``age + share d`` steps.
 
-        It is the positive root of ``d (idle + step / between (restart + replay (age + share d))) =
-        upload``.
+        This number is the positive root of ``d (idle + step / between (restart + replay (age +
+        share d))) = upload``.
         """
         losses = self.step_s / self.between_losses_s
         linear = self.idle_s + losses * (self.restart_s + self.replay_s * age)
@@ -97,20 +98,20 @@ class SnapshotCosts:
 
 _HALF: Final = 0.5
 
-# Traffic of snapshots and hot spares, divided by the traffic without them, that needs no reason.
-# With the headers of all messages, it is a tenth.
+# Default limit on the traffic of snapshots and hot spares, relative to all other traffic. With the
+# headers of all messages, it is a tenth.
 USUAL_SHARE: Final = 0.09
 
 
 def most_copies(stages: int, snapshots: float, saved: float) -> int:
-    """Return how many stages hot spares may follow.
+    """Return the maximum number of stages that hot spares follow.
 
     Each hot spare downloads a stage's inputs and output gradients, which are half of the stage's
-    traffic. Hot spares may use what snapshots leave of `USUAL_SHARE`. They may use more if they
-    save a larger share of training time than they add to the traffic.
+    traffic. Snapshots and hot spares together may add `USUAL_SHARE` to the traffic. Hot spares may
+    exceed this limit if they save a larger share of training time than they add to the traffic.
 
     Args:
-        snapshots: traffic of snapshots, divided by the traffic without them.
+        snapshots: traffic of snapshots, relative to the traffic without snapshots.
         saved: share of training time that is lost without hot spares.
 
     Example:
@@ -128,7 +129,7 @@ def least_interval(
     """Return the interval, in steps, at which snapshots add `share` to a step's traffic.
 
     Args:
-        snapshot_bytes: size of a snapshot of all stages on the links.
+        snapshot_bytes: size of a snapshot of all stages, as sent on the links.
         boundary_bytes: traffic of a step on all links, both directions, without snapshots.
         share: traffic of snapshots, divided by the traffic without snapshots.
     """

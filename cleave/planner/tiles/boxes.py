@@ -143,12 +143,12 @@ def _fit_memory(
     if tile.volume == 1:
         raise PlanError(
             f"device {device.device} offers {device.memory_bytes} bytes of memory, "
-            f"which holds no tile at all; remove it from the fleet"
+            f"which is too little for any tile; remove it from the fleet"
         )
     if need > budget * _MOST_PIECES:
         raise PlanError(
-            f"device {device.device} offers {device.memory_bytes} bytes of memory and its share of "
-            f"the GEMM needs {need}; add devices, or give them more memory"
+            f"device {device.device} offers {device.memory_bytes} bytes of memory, but its share "
+            f"of the GEMM needs {need} bytes; add devices, or let them offer more memory"
         )
     whole = {"m": tile.m, "n": tile.n, "k": tile.k}
     sides = dict(whole)
@@ -188,7 +188,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return a plan that reuses operands stored on devices, or None if a device lacks memory."""
+    """Return a plan that reuses operands on devices; None if a device has too little memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

@@ -1,8 +1,8 @@
 """The tile planner, which selects devices for a GEMM and assigns a tile to each.
 
 The planner computes each device's best tile and the lower bound (`shape`, `bound`), distributes
-devices over columns and slabs (`arrange`), and balances a few arrangements (`balance`). The plan
-does not depend on the order of the `devices` argument.
+devices over columns and slabs, and balances a few arrangements (`balance`). The plan does not
+depend on the order of the `devices` argument.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOST_PIECES: Final = 8  # maximum number of tiles of a device with little memor
 _FEW_CHANGES: Final = 4  # maximum number of devices that leave or join before a new plan
 _WORTH_REPLANNING: Final = 1.1  # an updated plan that is slower by this factor is used once
 _BARELY_USABLE: Final = 3.0  # an updated plan that is slower by this factor is not used
-_NEXT_TO_NOTHING: Final = 0.005  # share of all volume below which far slower devices are unused
+_NEXT_TO_NOTHING: Final = 0.005  # far slower devices are unused below this share of all volume
 _FAR_SLOWER: Final = 50.0  # ratio of the median device's volume to a far slower device's
 
 
@@ -343,7 +343,7 @@ class _Search:
             if fits.any():
                 return np.flatnonzero(fits)
         raise PlanError(
-            f"no device has the memory for a single multiplication; "
+            f"no device has enough memory for a single multiplication; "
             f"the largest offers {int(rates.memory.max())} bytes"
         )
 

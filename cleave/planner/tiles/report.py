@@ -204,7 +204,7 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return the time in seconds of all GEMMs if each is submitted after the previous one ends.
+        """Return the time in seconds of all GEMMs if they are submitted one after another.
 
         If the PS's network card is the bottleneck, `predicted_s` may be longer than `apart_s`.
         """
@@ -305,13 +305,13 @@ def plan_step(
 _ADVICE = {
     Bottleneck.DOWNLINK: "faster downlinks would help most; more devices help too",
     Bottleneck.UPLINK: "faster uplinks would help most; more devices help too",
-    Bottleneck.COMPUTE: "faster devices would help most; links are not what limits",
-    Bottleneck.LATENCY: "latency makes most of the time: use a larger batch, or fewer and nearer "
+    Bottleneck.COMPUTE: "faster devices would help most; links are not the bottleneck",
+    Bottleneck.LATENCY: "latency takes most of the time: use a larger batch, or fewer and nearer "
     "devices",
-    Bottleneck.PS_EGRESS: "the PS's card limits what is sent: a faster card would help, more "
-    "devices would not",
-    Bottleneck.PS_INGRESS: "the PS's card limits what comes back: a faster card would help, more "
-    "devices would not",
+    Bottleneck.PS_EGRESS: "the PS's network card limits sending: a faster card would help, but "
+    "more devices would not",
+    Bottleneck.PS_INGRESS: "the PS's network card limits receiving: a faster card would help, but "
+    "more devices would not",
 }
 
 

@@ -297,7 +297,7 @@ class LongestSide:
 
 
 def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
-    """Return each tile's time in seconds, as `cost.streamed_s` does for a single tile.
+    """Return each tile's time in seconds, as `plan.streamed_s` does for a single tile.
 
     `slower_s` is the larger of each tile's compute and upload times.
     """
