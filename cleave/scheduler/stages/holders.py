@@ -257,9 +257,8 @@ def kept_by_holders(
 ) -> Mapping[int, KeptBatches]:
     """Return `StepWork.kept_batches`, adjusted for stages that are not on their planned devices.
 
-        A new device retains arrays of as many micro-batches as the planned device if it has only this
-        stage
-    and at least as much memory. Otherwise, it retains no arrays.
+    A new device retains as many micro-batches as the planned device if it has only this stage and
+    at least as much memory. Otherwise, it retains no arrays.
     """
     found = dict(kept)
     held = Counter(device for stage in stages for device in stage.devices)
