@@ -45,7 +45,7 @@ def observe(
 ) -> Observation:
     """Return the current values of the sensors that the policy depends on.
 
-    `hour` is the fractional local hour of the day, or None to use the current time. `data_bytes` is
+    `hour` is the fractional local hour of the day; None means the current time. `data_bytes` is
     the number of bytes transferred in the current span of the data cap.
     """
     now = time.localtime()
@@ -92,7 +92,7 @@ def cores_to_lend(count: int) -> list[int]:
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
-        raise UsageError(f"--cores is {count}; give 1 to {len(usable)}, as this machine has")
+        raise UsageError(f"--cores is {count}; this machine can lend 1 to {len(usable)}")
     return usable[-count:]
 
 

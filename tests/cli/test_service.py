@@ -203,7 +203,7 @@ def test_a_refused_service_leaves_nothing_behind(tmp_path: Path, failing: str) -
     run = FakeManager(failing)
     it = installer(tmp_path, run)
     before = snapshot(tmp_path)
-    with pytest.raises(CleaveError, match="not installed: systemd says: access denied"):
+    with pytest.raises(CleaveError, match="not installed: systemd reports: access denied"):
         it.install(b"the unit", URL)
     assert snapshot(tmp_path) == before
     assert f"systemctl --user disable --now {UNIT_NAME}" in run.commands
