@@ -291,7 +291,7 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nonsense"], "no join URL"),
+        (["nonsense"], "is not a join URL"),
         ([URL, "--hours", "9"], "22-7"),
         ([URL, "--memory", "x"], "50%"),
         ([URL, "--backend", "abacus"], "unknown backend"),

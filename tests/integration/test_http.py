@@ -86,7 +86,7 @@ def test_no_path_names_another_file(server: Server) -> None:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 404 "), path
-        assert answer.endswith(b"\r\n\r\nnothing is here\n"), path
+        assert answer.endswith(b"\r\n\r\nnot found\n"), path
         assert b"Python" not in answer  # nor what it runs on
 
 
