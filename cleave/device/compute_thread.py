@@ -51,7 +51,7 @@ def check_graph(model: bytes | memoryview) -> None:
     try:
         _Check().model(memoryview(model))
     except onnx.ProtobufError as error:
-        raise GraphError(f"it is no ONNX model: {error}") from None
+        raise GraphError(f"not an ONNX model: {error}") from None
 
 
 @dataclass(slots=True)
@@ -72,15 +72,17 @@ class _Check:
                         if part == onnx.OpsetField.DOMAIN:
                             _check_domain(domain)
                 case onnx.ModelField.FUNCTION:
-                    raise GraphError("a graph has no functions of its own, and this model has some")
+                    raise GraphError("this model contains functions, which are not allowed")
                 case onnx.ModelField.TRAINING:
-                    raise GraphError("a graph does not say how it is trained, and this model does")
+                    raise GraphError(
+                        "this model contains training information, which is not allowed"
+                    )
         if not graphs:
-            raise GraphError("it is no ONNX model: it holds no graph")
+            raise GraphError("not an ONNX model: it contains no graph")
 
     def graph(self, graph: memoryview, depth: int) -> None:
         if depth > limits.MAX_GRAPH_DEPTH:
-            raise GraphError(f"graphs stand in it more than {limits.MAX_GRAPH_DEPTH} deep")
+            raise GraphError(f"graphs are nested more than {limits.MAX_GRAPH_DEPTH} deep")
         for number, value in onnx.fields(graph):
             match number:
                 case onnx.GraphField.NODE:
@@ -88,20 +90,20 @@ class _Check:
                 case onnx.GraphField.CONSTANT:
                     _check_tensor(_content(value))
                 case onnx.GraphField.SPARSE_CONSTANT:
-                    raise GraphError("a graph has no sparse constants, and this model has some")
+                    raise GraphError("this model contains sparse constants, which are not allowed")
                 case onnx.GraphField.INPUT | onnx.GraphField.OUTPUT:
                     _check_value(_content(value))
 
     def node(self, node: memoryview, depth: int) -> None:
         self.nodes += 1
         if self.nodes > limits.MAX_GRAPH_NODES:
-            raise GraphError(f"it has more than {limits.MAX_GRAPH_NODES} operations")
+            raise GraphError(f"this model has more than {limits.MAX_GRAPH_NODES} operations")
         for number, value in onnx.fields(node):
             match number:
                 case onnx.NodeField.OPERATION:
                     operation = _text(value)
                     if operation in REFUSED_OPERATIONS:
-                        raise GraphError(f"a graph has no operation {operation}")
+                        raise GraphError(f"this model contains the forbidden operation {operation}")
                 case onnx.NodeField.DOMAIN:
                     _check_domain(value)
                 case onnx.NodeField.ATTRIBUTE:
@@ -115,7 +117,7 @@ class _Check:
                 case onnx.AttributeField.TENSOR | onnx.AttributeField.TENSORS:
                     _check_tensor(_content(value))
                 case onnx.AttributeField.SPARSE_TENSOR | onnx.AttributeField.SPARSE_TENSORS:
-                    raise GraphError("a graph has no sparse constants, and this model has some")
+                    raise GraphError("this model contains sparse constants, which are not allowed")
 
 
 def _check_tensor(tensor: memoryview) -> None:
@@ -128,11 +130,15 @@ def _check_tensor(tensor: memoryview) -> None:
                     empty |= size == 0
                     elements = min(elements * max(size, 1), most + 1)
             case onnx.TensorField.EXTERNAL_DATA:
-                raise GraphError("a graph reads no files, and a constant of this model is in one")
+                raise GraphError(
+                    "a constant of this model is in another file, which is not allowed"
+                )
             case onnx.TensorField.DATA_LOCATION if value:
-                raise GraphError("a graph reads no files, and a constant of this model is in one")
+                raise GraphError(
+                    "a constant of this model is in another file, which is not allowed"
+                )
     if elements > most and not empty:
-        raise GraphError(f"a constant is larger than its {len(tensor)} bytes")
+        raise GraphError(f"a constant's shape is larger than its {len(tensor)} bytes")
 
 
 def _check_value(value: memoryview) -> None:
@@ -141,20 +147,20 @@ def _check_value(value: memoryview) -> None:
         if number == onnx.ValueField.TYPE:
             for kind, _ in onnx.fields(_content(of)):
                 if kind not in (onnx.TypeField.TENSOR, onnx.TypeField.DENOTATION):
-                    raise GraphError("inputs and outputs of a graph are arrays, and not all here")
+                    raise GraphError("an input or output of this model is not a tensor")
 
 
 def _check_domain(value: int | memoryview) -> None:
     if bytes(_content(value)[:_LONGEST_DOMAIN]) not in _DOMAINS:
         raise GraphError(
-            f"a graph has operations of ONNX's default domain alone, and this model names "
+            f"only operations of ONNX's default domain are allowed, and this model names "
             f"{_text(value)!r}"
         )
 
 
 def _content(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise onnx.ProtobufError("an integer stands for a text or a message")
+        raise onnx.ProtobufError("a field contains an integer instead of a string or message")
     return value
 
 

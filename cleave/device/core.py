@@ -40,10 +40,11 @@ _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 @dataclass(frozen=True, slots=True)
 class HeldArrays:
-    """The arrays and graphs that a device still has after its connection was lost.
+    """The arrays and graphs that a device keeps after its connection was lost.
 
     Attributes:
-        of: the session's `Welcome.arrays`.
+        of: value of `Welcome.arrays` in the session that stored them.
+        store: the arrays and graphs, by wire ID.
     """
 
     of: str
@@ -57,7 +58,7 @@ class DeviceCore:
         memory_bytes: memory budget in bytes that `hello` declared. If stored data would exceed the
             budget, `received` raises ProtocolError.
         offered: names of the features in `hello`. A feature is active once `welcome` also names it.
-        held: what the device still has from its last session, which `hello` names in `holds`.
+        held: arrays and graphs from the device's last session, which `hello` names in `holds`.
 
     Attributes:
         codes_results: whether the PS permitted compressed results.
@@ -90,10 +91,10 @@ class DeviceCore:
 
     @property
     def held(self) -> HeldArrays | None:
-        """Return what the device has if the connection is lost now; None if that is of no use.
+        """Return what to keep if the connection is lost now; None if there is no use for it.
 
-        Outputs of runs that are unfinished, failed or cancelled are not included. Graphs are opened
-        again, because a run that has begun may still use them.
+        Outputs of unfinished, failed or cancelled runs are excluded. Graphs must be reopened,
+        because a run that has started may still use the open ones.
         """
         if self.welcome is None:
             return self._held
@@ -180,7 +181,7 @@ class DeviceCore:
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
 
     def _resume(self) -> list[Action]:
-        """Tell the PS what the device still has, if the PS still knows the last session."""
+        """Tell the PS which arrays the device kept, if the PS still knows the last session."""
         held, self._held = self._held, None
         if held is None or self.welcome is None or self.welcome.arrays != held.of:
             return []
@@ -219,7 +220,7 @@ class DeviceCore:
         nbytes = payload_bytes(message.payload)
         if nbytes > limits.MAX_GRAPH_BYTES:
             raise ProtocolError(
-                f"graph {message.id} has {nbytes} bytes, over {limits.MAX_GRAPH_BYTES}"
+                f"graph {message.id} has {nbytes} bytes; the limit is {limits.MAX_GRAPH_BYTES}"
             )
         products = DType.BF16 if message.products == DType.BF16.value else None
         self._keep(message.id, StoredGraph(message.payload, nbytes, products))
@@ -230,8 +231,8 @@ class DeviceCore:
         kinds = {(part.columns, part.dtype) for part in parts}
         if len(parts) < len(found) or len(set(message.ids)) < len(parts) or len(kinds) != 1:
             raise ProtocolError(
-                f"array {message.id} cannot be made of arrays {message.ids[:8]}: it takes arrays "
-                f"that were put, each once, all of the same columns and dtype"
+                f"array {message.id} cannot be concatenated from {message.ids[:8]}: these must be "
+                f"distinct arrays from `put` messages, all with the same columns and dtype"
             )
         if message.id in self._store:
             raise ProtocolError(f"array {message.id} was sent twice")
@@ -253,16 +254,16 @@ class DeviceCore:
         if taken + nbytes > self.memory_bytes:
             raise ProtocolError(
                 f"array {id} does not fit: {taken} of {self.memory_bytes} "
-                f"bytes are taken and it has {nbytes}"
+                f"bytes are in use, and it needs {nbytes}"
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
         """Return the order for a request, or a `task_error` message if the request is invalid."""
         if message.id in self._running:
-            raise ProtocolError(f"run {message.id} was asked for twice")
+            raise ProtocolError(f"run {message.id} was requested twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
             raise ProtocolError(
-                f"more than {limits.MAX_RUNS_IN_FLIGHT} runs were asked for and not yet answered"
+                f"more than {limits.MAX_RUNS_IN_FLIGHT} runs were requested and not yet answered"
             )
         try:
             order = make(message)
@@ -279,11 +280,11 @@ class DeviceCore:
 
     def _check_room(self, result_bytes: int) -> None:
         if result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
-            raise _CannotRunError(f"a result of {result_bytes} bytes fits no message")
+            raise _CannotRunError(f"a result of {result_bytes} bytes does not fit in a message")
         taken = self.occupied_bytes + self._results_bytes
         if taken + result_bytes > self.memory_bytes:
             raise _CannotRunError(
-                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are taken"
+                f"the result needs {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
             )
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
@@ -291,7 +292,7 @@ class DeviceCore:
         replaced = self._replaced(message, kept)
         if len(kept) != len(message.output_bytes):
             raise ProtocolError(
-                f"run {message.id} keeps {len(kept)} outputs and says the size of "
+                f"run {message.id} keeps {len(kept)} outputs and states the sizes of "
                 f"{len(message.output_bytes)}"
             )
         for number, name in enumerate(kept):
@@ -303,7 +304,7 @@ class DeviceCore:
         self._store.update((name, made[name]) for name in replaced)
         graph = self._store.get(message.graph)
         if not isinstance(graph, StoredGraph):
-            raise _CannotRunError(f"graph {message.graph} is not here")
+            raise _CannotRunError(f"graph {message.graph} is not stored on this device")
         inputs = [_input(name, found[name]) for name in message.inputs]
         for name, output in made.items():
             output.replaces = replaced.get(name)
@@ -330,15 +331,15 @@ class DeviceCore:
         out = _dtype(message.out)
         array = self._store.get(message.array)
         if not isinstance(array, StoredArray | Concatenated | Kept) or not message.columns:
-            raise _CannotRunError(f"array {message.array} is not here")
+            raise _CannotRunError(f"array {message.array} is not stored on this device")
         part = message.first_row, message.rows, message.columns
         return FetchRun(message.id, array, *part, out)
 
     def _multiplication(self, message: messages.Run) -> Compute:
         if message.op != Op.MATMUL.value:
-            raise _CannotRunError(f"this device has no op {message.op!r}, only 'matmul'")
+            raise _CannotRunError(f"this device does not support op {message.op!r}, only 'matmul'")
         if not message.inputs or len(message.inputs) % 2:
-            raise _CannotRunError(f"matmul needs pairs of arrays, not {len(message.inputs)}")
+            raise _CannotRunError(f"matmul needs pairs of arrays, not {len(message.inputs)} arrays")
         arrays = []
         for name in message.inputs:
             array = self._store.get(name)
@@ -363,7 +364,7 @@ class DeviceCore:
             raise _CannotRunError(f"products of different shapes cannot be added: {some}")
         out = _dtype(message.out)
         if out is not DType.FP32 and any(a.dtype is not out for a, _ in pairs):
-            raise _CannotRunError(f"the result is asked for as {out.value}, which no input is")
+            raise _CannotRunError(f"the result dtype {out.value} is not the dtype of all inputs")
         rows, columns = shapes.pop()
         return Compute(
             message.id,
@@ -398,8 +399,8 @@ def _array_bytes(message: messages.Put, itemsize: int) -> int:
     length = payload_bytes(message.payload)
     if length != nbytes:
         raise ProtocolError(
-            f"array {message.id} came with {length} bytes; "
-            f"{message.rows}x{message.columns} {message.dtype} has {nbytes}"
+            f"array {message.id} has {length} bytes; "
+            f"{message.rows}x{message.columns} {message.dtype} needs {nbytes}"
         )
     return nbytes
 

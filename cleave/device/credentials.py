@@ -31,8 +31,8 @@ class SavedCredential:
     def is_for(self, target: JoinUrl) -> bool:
         """Return whether the credential may be sent to a server.
 
-        A join URL names the server by its ID. Without an ID, the same certificate proves that it is
-        the same server. Without a certificate, its address has to do.
+        The ID in the join URL identifies the server. Without an ID, the certificate's fingerprint
+        identifies the server; without a fingerprint, the address does.
         """
         if target.server:
             return self.server == target.server
@@ -76,8 +76,8 @@ class SavedCredentials:
             write_atomically(path, json.dumps(asdict(credential)).encode(), 0o600)
         except OSError as error:
             raise CleaveError(
-                f"the credential of this device cannot be kept in {self.folder} "
-                f"({plain_reason(error)}): it will need a new join code after this session"
+                f"this device's credential cannot be saved in {self.folder} "
+                f"({plain_reason(error)}); the device will need a new join code after this session"
             ) from None
 
 

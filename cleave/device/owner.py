@@ -106,7 +106,7 @@ def cores_to_lend(count: int) -> list[int]:
     """
     usable = usable_cores()
     if not 1 <= count <= len(usable):
-        raise UsageError(f"--cores is {count}; give 1 to {len(usable)}, as this machine has")
+        raise UsageError(f"--cores is {count}; this machine can lend 1 to {len(usable)}")
     return usable[-count:]
 
 

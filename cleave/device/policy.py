@@ -66,8 +66,8 @@ def parse_data_cap(text: str) -> DataCap:
     nbytes = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
     if match is None or nbytes < 1e6:
         raise UsageError(
-            f"--max-data {text!r} is no limit; write it like 500MB/hour, 5GB/day or 50GB/month, or "
-            f"5GB for as long as this command runs"
+            f"--max-data {text!r} is not valid; give a limit such as 500MB/hour, 5GB/day or "
+            f"50GB/month, or 5GB for the whole run of this command"
         )
     return DataCap(math.floor(nbytes), Span((match[3] or "").lower()))
 
@@ -239,12 +239,12 @@ def require_visible(policy: Policy, seen: Observation) -> None:
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
             "--when idle: this machine does not show when it was last used; "
-            "install xprintidle, or lend it by --hours instead"
+            "install xprintidle, or use --hours instead"
         )
     if Condition.CHARGING in policy.when and seen.charging is None:
         problems.append(
-            "--when charging: this machine has a battery and does not show whether it is charged; "
-            "leave charging out"
+            "--when charging: this machine does not show whether its battery is charging; "
+            "leave out charging"
         )
     if policy.max_temperature_c is not None and seen.temperature_c is None:
         problems.append(
@@ -299,7 +299,7 @@ class Gate:
         after_s = self.policy.idle_after_s
         if seen.idle_s is None:
             self._idle = False
-            return Permission(Cause.OWNER, "whether it is in use cannot be seen any more")
+            return Permission(Cause.OWNER, "the machine no longer shows whether it is in use")
         if self._idle:
             self._idle = seen.idle_s >= min(BACK_WITHIN_S, after_s / 2)
         else:
@@ -316,7 +316,7 @@ class Gate:
         if Condition.CHARGING not in self.policy.when or seen.charging:
             return ALLOWED
         if seen.charging is None:
-            return Permission(Cause.BATTERY, "whether it is charging cannot be seen any more")
+            return Permission(Cause.BATTERY, "the machine no longer shows whether it is charging")
         return Permission(Cause.BATTERY, "on battery")
 
     def _heat(self, seen: Observation) -> Permission:
@@ -325,7 +325,7 @@ class Gate:
             return ALLOWED
         now = seen.temperature_c
         if now is None:
-            return Permission(Cause.HEAT, "its temperature cannot be seen any more")
+            return Permission(Cause.HEAT, "the machine no longer shows its temperature")
         if now > limit:
             self._hot = True
             return Permission(Cause.HEAT, f"{now:.0f} C is above --max-temp {limit:g}")
@@ -358,7 +358,7 @@ def parse_when(text: str) -> frozenset[Condition]:
         return frozenset(Condition(word) for word in words)
     except ValueError:
         raise UsageError(
-            f"--when {text!r} is not known; give idle, charging, idle,charging or always"
+            f"--when {text!r} is not valid; give idle, charging, idle,charging or always"
         ) from None
 
 
@@ -371,7 +371,7 @@ def parse_hours(text: str) -> tuple[float, float]:
         if max(whole[1], whole[3]) < 60 and start < 24 and end <= 24 and start != end:
             return start, end
     raise UsageError(
-        f"--hours {text!r} is no span of the day; write it like 22-7 or 8:30-17, in local time"
+        f"--hours {text!r} is not valid; give a span in local time, such as 22-7 or 8:30-17"
     )
 
 
@@ -379,19 +379,23 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
     """Parse `1000` (MB), `800MB`, `4GB` or `50%` (of `total_bytes`). Return the size in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"--memory {text!r} is no amount; write it like 1000 (MB), 4GB or 50%")
+        raise UsageError(
+            f"--memory {text!r} is not valid; give an amount such as 1000 (MB), 4GB or 50%"
+        )
     amount, unit = float(match[1]), match[2].upper()
     if unit == "%":
         if total_bytes is None:
-            raise UsageError(f"--memory {text}: how much this machine has is unknown; give MB")
+            raise UsageError(
+                f"--memory {text}: this machine's total memory is unknown; give an amount in MB"
+            )
         count = amount / 100 * total_bytes
     else:
         count = amount * (1e9 if unit == "GB" else 1e6)
     if count < limits.MIN_DEVICE_MEMORY_BYTES:
-        raise UsageError(f"--memory {text} offers too little; give 17 (MB) or more")
+        raise UsageError(f"--memory {text} is too little; give 17 (MB) or more")
     if total_bytes is not None and count > total_bytes:
         raise UsageError(
-            f"--memory {text} is more than the {total_bytes / 1e9:.1f} GB that are here"
+            f"--memory {text} is more than the {total_bytes / 1e9:.1f} GB of this machine"
         )
     return math.floor(count)
 
@@ -407,11 +411,10 @@ def parse_policy(
         idle_after_min: value of `--idle-after` in minutes.
     """
     if not 0 <= max_temp < 150:
-        raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")
+        raise UsageError(f"--max-temp {max_temp:g} is not valid; give degrees Celsius, such as 80")
     if not 0 < idle_after_min <= DAY_MIN:
         raise UsageError(
-            f"--idle-after {idle_after_min:g} is no time; give minutes above 0, up to a day's "
-            f"{DAY_MIN}"
+            f"--idle-after {idle_after_min:g} is not valid; give minutes above 0, up to {DAY_MIN}"
         )
     if not (when or hours or max_temp or max_data):
         return None

@@ -27,11 +27,11 @@ StartLimitIntervalSec=0
 {network}
 [Service]
 {account}ExecStart={command}
-# A wrong option stays wrong; what else goes wrong is tried again.
+# Status 2 means an invalid option, so a restart would fail again.
 Restart=on-failure
 RestartSec=60
 RestartPreventExitStatus=2
-# It answers what it was given before it stops.
+# Time to answer pending requests before it stops.
 TimeoutStopSec=45
 Nice=10
 IOSchedulingClass=idle
@@ -41,7 +41,7 @@ NoNewPrivileges=yes
 LockPersonality=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
-# No PrivateTmp: a display's socket in /tmp tells that somebody may sit at the machine.
+# No PrivateTmp: X11 sockets in /tmp show whether somebody may be using the machine.
 {protection}
 [Install]
 WantedBy={target}
@@ -117,10 +117,10 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return the value of `ExecStart=`. Raise UsageError if systemd rejects the program's path."""
+    """Return the value of `ExecStart=`. Raise UsageError if systemd cannot use the program path."""
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
-            f"systemd starts no program with quotes or backslashes in its path, as in "
+            f"systemd cannot start a program whose path contains quotes or backslashes: "
             f"{command[0]}; install Cleave in another folder"
         )
     return " ".join([quoted(":" + command[0]), *map(quoted, command[1:])])
@@ -232,8 +232,8 @@ class Installer:
         if not there:
             raise CleaveError(
                 f"{self.manager.value} is not running here, so nothing was installed; start "
-                f"`cleave join` with the same options as this machine starts other programs, or "
-                f"get the file with --print"
+                f"`cleave join` with the same options in the way that suits this machine, or get "
+                f"the service file with --print"
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:
@@ -268,7 +268,7 @@ class Installer:
     def uninstall(self) -> None:
         """Stop the service and remove its files. Raise CleaveError if it is not installed."""
         if not self.places.unit.exists():
-            raise CleaveError(f"no service is installed: there is no {self.places.unit}")
+            raise CleaveError(f"no service is installed: {self.places.unit} does not exist")
         self._stop()
         try:
             self.places.unit.unlink()
@@ -309,10 +309,10 @@ class Installer:
             outcomes = (self.run(command) for command in [start])
         for outcome in outcomes:
             if outcome.code:
-                raise CleaveError(f"{self.manager.value} says: {outcome.text or outcome.code}")
+                raise CleaveError(f"{self.manager.value} reports: {outcome.text or outcome.code}")
 
     def _stop(self) -> None:
-        """Stop the service if it is running, and disable its start at the next boot or login."""
+        """Stop the service if it is running, and disable its start at boot or login."""
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("disable", "--now", UNIT_NAME)
         else:

@@ -73,7 +73,7 @@ class DeviceStatus:
 
 @dataclass(slots=True)
 class Keeping:
-    """What a device keeps between two sessions, as long as its process runs."""
+    """The arrays that a device keeps between the sessions of one process."""
 
     held: HeldArrays | None = None
 
@@ -96,7 +96,7 @@ class DeviceSession:
         check: called with every received message before it is processed. An exception ends the
             session.
         silence_s: seconds without a message after which the session pings the PS.
-        keeping: keeps the device's arrays for its next session if the connection is lost.
+        keeping: stores the device's arrays for its next session if the connection is lost.
 
     Attributes:
         bye: the PS's `bye` message; None until the session ends with `bye`.
@@ -205,7 +205,7 @@ class DeviceSession:
             self._keeping.held = None if self.core.draining else self.core.held
             if self.core.welcome is None:
                 raise UnansweredError(f"the server closed the connection: {error}") from error
-            return "the server does not answer any more" if self._vanished else str(error)
+            return "the server no longer answers" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
             code = ErrorCode.VERSION if another else ErrorCode.PROTOCOL
@@ -236,7 +236,9 @@ class DeviceSession:
                 case messages.Error():
                     raise RefusedError(message)
                 case _ if not self.welcomed and not isinstance(message, messages.Welcome):
-                    raise ProtocolError(f"a device expects no {message.TYPE} before its welcome")
+                    raise ProtocolError(
+                        f"a device does not expect {message.TYPE} before its welcome"
+                    )
                 case messages.Measured() if self._hello.measure:
                     self.measured = message
                     return "the link is measured"

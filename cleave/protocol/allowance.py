@@ -1,8 +1,9 @@
 """Rate limits on a device's unrequested messages, such as heartbeats and telemetry.
 
-A correct device sends few such messages, but many may arrive at once after a network stall. So
-token buckets limit messages and bytes. A bucket allows more than ten minutes of normal messages at
-once, and refills faster than normal messages empty it. The first response to a run never counts.
+A correct device sends few such messages, but many may arrive at once after a network stall.
+Therefore token buckets limit messages and bytes. A bucket allows more than ten minutes of normal
+messages at once, and refills faster than normal messages empty it. The first response to a run
+never counts.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Allowance:
         """Count an unrequested message. Return the exceeded limit; empty if none is exceeded."""
         if not self._messages.take(1, now_s):
             return (
-                f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
-                f"{limits.UNASKED_PER_S} a second after them"
+                f"it sent more than {limits.MAX_UNASKED} unrequested messages at once, and "
+                f"then {limits.UNASKED_PER_S} per second"
             )
         if not self._bytes.take(nbytes, now_s):
             return (
-                f"it sent more than {limits.MAX_UNASKED_BYTES} bytes that nothing asked for, and "
-                f"{limits.UNASKED_BYTES_PER_S} a second after them"
+                f"it sent more than {limits.MAX_UNASKED_BYTES} unrequested bytes at once, and "
+                f"then {limits.UNASKED_BYTES_PER_S} per second"
             )
         return ""
 
@@ -57,9 +58,9 @@ class Allowance:
 class CancelledRuns:
     """One device's cancelled runs, to which responses may still arrive.
 
-    A device that has read a `cancel` does not respond to the cancelled runs. So once it responds to
-    a run that was sent after the `cancel`, no response to a cancelled run can follow. Only the
-    latest `MAX_RUNS_IN_FLIGHT` runs are tracked. Run IDs increase in order of creation.
+    A device that has read a `cancel` does not respond to the cancelled runs. Once the device
+    responds to a run that was sent after the `cancel`, no response to a cancelled run can follow.
+    Only the latest `MAX_RUNS_IN_FLIGHT` runs are tracked. Run IDs increase in order of creation.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Encode and decode messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload is the last item, a msgpack `bin`. So a sender can write the header and the payload
-separately, and a receiver can read the payload as a view of the message.
+The payload is the last item, a msgpack `bin`. This order lets a sender write the header and the
+payload separately, and lets a receiver read the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ def encode(message: Message) -> list[Buffer]:
     try:
         head = _writer(cls)(message)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"a {message.TYPE} message cannot be written: {error}") from None
+        raise ProtocolError(f"a {message.TYPE} message cannot be encoded: {error}") from None
     if len(head) > limits.MAX_HEADER_BYTES:
         raise ProtocolError(
-            f"the fields of a {message.TYPE} message take {len(head)} bytes, over the limit of "
+            f"the fields of a {message.TYPE} message have {len(head)} bytes, over the limit of "
             f"{limits.MAX_HEADER_BYTES}"
         )
     payload = getattr(message, "payload", None)
     if payload is None:
         if type(message) is messages.Run and len(message.inputs) <= limits.MAX_RUN_INPUTS:
             return [head]  # `run` is too frequent to validate, and our own code builds it
-        decode(head)  # never send a message that the peer would refuse
+        decode(head)  # never send a message that the peer would reject
         return [head]
     parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
     size = sum(len(part) for part in parts)
     if size > limits.MAX_MESSAGE_BYTES:
         raise ProtocolError(
-            f"a {message.TYPE} of {size} bytes is over the limit of "
-            f"{limits.MAX_MESSAGE_BYTES} bytes a message"
+            f"a {message.TYPE} of {size} bytes is over the "
+            f"limit of {limits.MAX_MESSAGE_BYTES} bytes per message"
         )
     return parts
 
@@ -243,8 +243,8 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                     if cls is messages.Hello:
                         return msgspec.msgpack.decode(part, type=_AnyVersion).hello(version)
                     raise VersionError(
-                        f"the server continues in protocol version {version} and this client "
-                        f"speaks {limits.VERSION}; install the same version of cleave on both"
+                        f"the server uses protocol version {version} and this client "
+                        f"uses {limits.VERSION}; install the same version of cleave on both"
                     )
             message = decoder.decode(part)  # ignores unknown fields, which newer peers may send
             for name in to_check:
@@ -273,14 +273,14 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
 def _check_plain(value: Any, depth: int = 0) -> None:
     """Raise ValueError for types that JSON does not have, long map keys, or deep nesting."""
     if depth > limits.MAX_NESTING:
-        raise ValueError("nested too deep")
+        raise ValueError("nested too deeply")
     if isinstance(value, list):
         for item in value:
             _check_plain(item, depth + 1)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str) or len(key) > limits.MAX_TEXT:
-                raise ValueError("a key in a map is not a text, or too long")
+                raise ValueError("a key in a map is not a string, or is too long")
             _check_plain(item, depth + 1)
     elif value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"a value of the type {type(value).__name__} in a map")
+        raise ValueError(f"a map contains a value of type {type(value).__name__}")

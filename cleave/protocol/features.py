@@ -15,7 +15,7 @@ ALL: Final = tuple(feature.value for feature in Feature)  # the supported featur
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:
-    """Return the features for a device's `hello`. `graphs`: whether the device can run graphs."""
+    """Return the features for a device's `hello`. `graphs` says whether it can run graphs."""
     return tuple(f.value for f in Feature if graphs or f is not Feature.GRAPHS)
 
 

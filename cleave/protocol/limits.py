@@ -57,15 +57,17 @@ FREE_FRAMES: Final = 16  # free frames in a message; each further frame counts a
 FRAME_BYTES: Final = 1024  # message bytes that allow one more free frame
 MAX_UNFINISHED_BYTES: Final = 256 * 2**20  # of incomplete messages in all sessions, except results
 
-# Connections. A connection waits until its `hello` is accepted. It fails if it ends before that and
-# without a response to an HTTP request.
+# Connections. A connection is waiting until its `hello` is accepted. A connection that ends earlier
+# has failed, unless it received a response to an HTTP request.
 HANDSHAKE_S: Final = 10.0  # time for a peer to complete `hello` / `welcome`
 CLOSE_S: Final = 2.0  # time for the peer to close its end of the connection
 MAX_UNADMITTED_BYTES: Final = 64 * 2**10  # before `hello` is accepted, including headers
 MAX_WAITING_PER_ADDRESS: Final = 128  # waiting connections from one IP address
 MAX_WAITING: Final = 512  # waiting connections from all IP addresses
 MAX_FAILED: Final = 64  # burst of failed connections from one IP address
-FAILED_PER_S: Final = 10.0  # sustained rate; above, the PS closes new connections at once
+FAILED_PER_S: Final = (
+    10.0  # sustained rate; above this rate, the PS closes new connections immediately
+)
 MAX_DEVICES: Final = 20_000
 MAX_OPERATORS: Final = 64
 MAX_RETRY_AFTER_S: Final = 3600.0  # clients reduce a larger `retry_after_s` to this value

@@ -1,8 +1,9 @@
 """Admit devices by join codes and credentials, and operators by tokens.
 
 A revoked or quarantined device must not be admitted even while the store is unwritable, for example
-because the disk is full. So a decision takes effect in memory first and is then written to the
-store. The writer retries a failed write until it succeeds."""
+because the disk is full. Therefore a decision takes effect in memory first, and is then written to
+the store. The writer retries a failed write until it succeeds.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class _Decision:
 
 
 class AccessStatuses:
-    """The permissions and wrong results of devices, and the void join codes. Thread-safe."""
+    """Permissions and wrong results of devices, and void join codes. Thread-safe."""
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
         self._store = store
@@ -316,7 +317,7 @@ class Access:
             return self._admit(hello, address)
         except StoreError as error:
             _logger.error("%s", error)
-            reason = "the server cannot use its store just now; try again later"
+            reason = "the server cannot use its store at the moment; try again later"
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
     def _admit(self, hello: Hello, address: str) -> AdmissionResult:
@@ -366,18 +367,18 @@ class Access:
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
         """Return why neither the credential nor the join code in a `hello` admits the device."""
         if not hello.credential and not hello.join_code:
-            return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
+            return f"this server needs a join code or a credential, and got neither; {_NEW_CODE}"
         if not text and len(hello.join_code or hello.credential) <= 2 * CODE_LENGTH:
-            return f"this is no join code, such as 7KQ4-MWX2-PDH9; check it, or {_NEW_CODE}"
+            return f"this is not a join code such as 7KQ4-MWX2-PDH9; check it, or {_NEW_CODE}"
         if not text:
             return f"this server does not know this credential; {_NEW_CODE}"
         if code is None:
-            return f"this server knows no such join code; check it, or {_NEW_CODE}"
+            return f"this server does not know this join code; check it, or {_NEW_CODE}"
         if code.void:
             return f"this join code is void: {code.void}; {_NEW_CODE}"
         if code.used >= code.uses:
             return (
-                f"this join code has been used already, and not by this device under this name; "
+                f"this join code has been used already, by another device or under another name; "
                 f"{_NEW_CODE}"
             )
         return f"this join code has expired; {_NEW_CODE}"
@@ -433,7 +434,7 @@ class Access:
         now_s = self._clocks.wall()
         its = [code for code in self.codes() if code.is_open(now_s) and code.id == device.code]
         for code in its:
-            self.statuses.void(code.id, "a device that came by it was revoked")
+            self.statuses.void(code.id, "a device that joined with it was revoked")
         return its
 
     # --- operators ---
@@ -450,9 +451,9 @@ class Access:
             return limited
         self._attempts.failed(address)
         reason = (
-            "the operator's token is not valid, nor is it a viewer's; use the operator's URL that "
-            "the server wrote to operator.url in its data folder, or the address that "
-            "`cleave dashboard` prints"
+            "the operator's token is not valid, and it is not a viewer's token; use the "
+            "operator's URL in the file operator.url of the server's data folder, or the address "
+            "that `cleave dashboard` prints"
         )
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
@@ -463,7 +464,7 @@ class Access:
             UsageError: if `uses` or `life_s` is out of range.
         """
         if not 1 <= uses <= MAX_USES:
-            raise UsageError(f"a join code for {uses} devices is none; give 1 to {MAX_USES}")
+            raise UsageError(f"a join code cannot be for {uses} devices; give 1 to {MAX_USES}")
         if not 0 < life_s <= MAX_LIFE_S:
             raise UsageError(
                 f"a join code cannot be valid for {life_s:g} s; give up to {MAX_LIFE_S / 60:.0f} "
@@ -483,5 +484,5 @@ class Access:
 def _quarantined(device: DeviceRecord) -> str:
     return (
         f"this device is in quarantine: {device.reason}; find out why it computes wrong results, "
-        f"then ask the server's operator to let it back in (`cleave devices release`)"
+        f"then ask the server's operator to release it (`cleave devices release`)"
     )

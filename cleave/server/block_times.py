@@ -29,7 +29,7 @@ class TimeSpan(NamedTuple):
 
 
 class BlockTimes:
-    """The timeline of one session: its latest blocks, graph runs and fetched arrays.
+    """The timeline of one session's latest blocks, graph runs and fetched arrays.
 
     The times are estimated from the PS's send and receive times and the device's compute times. The
     estimate assumes that devices process messages in order and send each result immediately. Time

@@ -64,9 +64,9 @@ _MAX_REASON: Final = 200  # maximum length of the logged reason for a session's 
 
 _WHY: Final = {
     ErrorCode.CREDENTIAL: "wrong credential",
-    ErrorCode.VERSION: "another version of the protocol",
-    ErrorCode.PROTOCOL: "its first message was no acceptable hello",
-    ErrorCode.QUARANTINED: "it is in quarantine",
+    ErrorCode.VERSION: "unsupported protocol version",
+    ErrorCode.PROTOCOL: "its first message was not a valid hello",
+    ErrorCode.QUARANTINED: "the device is in quarantine",
 }
 """For each error code, the reason that the server logs. The server never logs a client's text.
 
@@ -107,8 +107,8 @@ class ServerConfig:
             links), `on` or `off`.
         card: rates of the server's network card, which all devices share; None for no limit.
         numbering: the session numbers that this server assigns to devices.
-        kept: the trained state with which devices may return, if an earlier process of this server
-            ended in the middle of a run that this server resumes at once.
+        kept: records of the trained state with which devices may return. An earlier process of this
+            server must have recorded them in a run that this server resumes immediately.
     """
 
     host: str = "127.0.0.1"
@@ -134,7 +134,7 @@ class ServerConfig:
 class Server:
     """A parameter server that runs in a thread of this process. Create it with `serve`.
 
-    A server is a context manager: it closes when the `with` block ends.
+    The server is a context manager, which closes the server when the `with` block ends.
 
     Attributes:
         fleet: the connected devices, for use by training code.
@@ -183,7 +183,7 @@ class Server:
         if self._failure is not None:
             raise UsageError(
                 f"cannot listen on {config.host}:{config.port} ({plain_reason(self._failure)}); "
-                f"choose another --port, or stop what uses it"
+                f"choose another --port, or stop the program that uses it"
             )
 
     async def _main(self, started: threading.Event) -> None:
@@ -271,13 +271,13 @@ class Server:
         except ConnectionLostError:
             return
         except TimeoutError:
-            late = messages.Error(ErrorCode.LIMIT, "no hello came in time")
+            late = messages.Error(ErrorCode.LIMIT, "no hello arrived in time")
             await _refuse(socket, connection, late)
         except ProtocolError as broken:
             if auth.failed(self._peer(socket)):
                 await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
             else:  # during a flood, aborting without a response costs least
-                socket.cut("it sent no acceptable hello, after too many failed attempts")
+                socket.cut("it sent no valid hello, after too many failed attempts")
 
     async def _accept_operator(
         self, socket: GuardedConnection, connection: Connection, hello: messages.Hello
@@ -293,11 +293,13 @@ class Server:
             error = messages.Error(verdict.code, verdict.reason, verdict.retry_after_s)
             return await _refuse(socket, connection, error)
         if self._present[verdict] >= self._allowed.operators:
-            reason = f"this server takes {self._allowed.operators} {verdict.value}s and has them"
+            reason = f"this server has {self._allowed.operators} {verdict.value}s, the maximum"
             error = messages.Error(ErrorCode.LIMIT, reason, FULL_RETRY_S)
             return await _refuse(socket, connection, error)
         if operator is None:
-            reason = "this server takes no operators: it belongs to a program that trains already"
+            reason = (
+                "this server does not accept operators, because a program controls its training"
+            )
             return await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
         socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
         self._present[verdict] += 1
@@ -320,22 +322,24 @@ class Server:
             return self._answer_plain(socket, request.method, asked)
         stated = request.headers.get_all("Origin")  # only browsers send it
         if any(origin.lower() not in self._origins for origin in stated):
-            socket.refused("a web page of another origin, which --allow-origin would allow")
-            return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
+            socket.refused("a web page of another origin, which --allow-origin could permit")
+            return socket.respond(
+                HTTPStatus.FORBIDDEN, "web pages of this origin are not allowed to connect\n"
+            )
         return None
 
     def _answer_plain(self, socket: GuardedConnection, method: str, asked: HttpRequest) -> Response:
         """Return the response to an HTTP request for a page or for `/healthz`."""
         if method not in ("GET", "HEAD"):
-            socket.refused("it asked with another method than GET")
+            socket.refused("it sent a request with a method other than GET")
             answer = HttpAnswer.text(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD\n")
             return _response(answer.having(("Allow", "GET, HEAD")))
         found = HttpAnswer.text(HTTPStatus.OK, "ok\n") if asked.path == "/healthz" else None
         if found is None and self._config.pages is not None:
             found = self._config.pages(asked)
         if found is None:
-            socket.refused("it asked for a path that does not exist")
-            return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "nothing is here\n"))
+            socket.refused("it requested a path that does not exist")
+            return _response(HttpAnswer.text(HTTPStatus.NOT_FOUND, "not found\n"))
         socket.answered()
         return _response(found, head=method == "HEAD")
 

@@ -213,9 +213,9 @@ class LiveRuntime(Runtime):
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
         """Decompress a `result_coded` message. Raise ProtocolError if it is not allowed."""
         if not may_send(message, peer.record.features):
-            raise ProtocolError("a coded result came without the feature for it")
+            raise ProtocolError("a compressed result arrived without the feature `coding`")
         if not peer.record.may_code:
-            raise ProtocolError("a coded result came before code_results allowed it")
+            raise ProtocolError("a compressed result arrived before `code_results` permitted it")
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
@@ -353,7 +353,7 @@ class LiveRuntime(Runtime):
         """Report that a device is set aside or, if `reason` is empty, that it gets tasks again."""
         record = self.manager.sessions.get(session)
         if record is not None:
-            text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
+            text = f"set aside: {reason}" if reason else "it passed a trial and gets tasks again"
             self._tell_listener(EventKind.ASIDE, record, text)
             level = logging.WARNING if reason else logging.INFO
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
@@ -368,7 +368,7 @@ class LiveRuntime(Runtime):
             self._tell_listener(
                 EventKind.REISSUE,
                 None,
-                f"{more} {'task was' if more == 1 else 'tasks were'} given out again",
+                f"{more} {'task was' if more == 1 else 'tasks were'} reassigned",
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
@@ -387,7 +387,7 @@ class LiveRuntime(Runtime):
             try:
                 found = self.judge(check, future)
             except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
-                reason = f"unexpected {type(error).__name__} in checking: {error}"
+                reason = f"unexpected {type(error).__name__} while checking a result: {error}"
                 return partial(self._check_broke, check.task.job, reason)
             return partial(self.checked, check, *found)
 
@@ -412,7 +412,7 @@ class LiveRuntime(Runtime):
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
             _logger.warning(
-                "%s sent a wrong result: %s; it is computed elsewhere", name, fault.reason
+                "%s sent a wrong result: %s; it is recomputed elsewhere", name, fault.reason
             )
             self._tell_listener(EventKind.WRONG, record, fault.reason)
         return super().checked(check, judgement, took_s)

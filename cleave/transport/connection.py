@@ -22,8 +22,8 @@ from cleave.transport.join_url import JoinUrl, plain_reason
 from cleave.transport.tls import WrongCertificateError, pinning
 
 WRITE_LIMIT_BYTES: Final = 2**20  # queued bytes above which `send` waits
-# Unsent bytes above which the operating system accepts no more. By default it accepts several MB,
-# behind which a ping waits for more than a minute on the slowest uplinks.
+# Number of unsent bytes above which the operating system accepts no more. The default is several
+# MB, behind which a ping would wait for more than a minute on the slowest uplinks.
 _UNSENT_BYTES: Final = 2**17
 _JOIN_BELOW_BYTES: Final = 65536  # joined into one frame: a copy costs less than a second frame
 
@@ -154,10 +154,12 @@ class WebSocketConnection:
             if self._guarded is not None and self._guarded.cut_because:
                 raise CutError(self._guarded.cut_because) from None
             if error.sent is not None and error.sent.code == 1009:
-                raise ProtocolError(f"a message was too long: {error.sent.reason}") from None
+                raise ProtocolError(
+                    f"a received message was too long: {error.sent.reason}"
+                ) from None
             raise ConnectionLostError(_reason(error)) from None
         if isinstance(data, str):
-            raise ProtocolError("a message is binary, and this one was text")
+            raise ProtocolError("messages must be binary, but a text message arrived")
         return data
 
     async def answers(self, within_s: float) -> bool:
@@ -260,7 +262,7 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         raise CleaveError(
             f"{address} shows another certificate ({error.shown}) than the join URL names "
             f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
-            f"now, else something stands between you and it"
+            f"now; otherwise, the connection may be intercepted"
         ) from None
     except ssl.SSLCertVerificationError as error:
         raise CleaveError(
@@ -269,10 +271,10 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         ) from None
     except ssl.SSLError as error:
         raise CleaveError(
-            f"{address} does not answer in TLS ({error.reason or error}); is it wss://, or ws://?"
+            f"{address} does not use TLS ({error.reason or error}); try ws:// instead of wss://"
         ) from None
     except (OSError, TimeoutError) as error:
-        or_plain = ", or is it ws://?" if address.startswith("wss:") else ""
+        or_plain = ", or try ws:// instead of wss://" if address.startswith("wss:") else ""
         if isinstance(error, ConnectionResetError | ConnectionAbortedError):
             raise CleaveError(
                 f"{address} closes the connection; if a tunnel, relay or proxy listens there, "
@@ -280,11 +282,11 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
             ) from None
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
-            f"start one with `cleave serve`, or check address and port{or_plain}"
+            f"start one with `cleave serve`, or check the address and port{or_plain}"
         ) from None
     except (InvalidHandshake, InvalidURI) as error:
         hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"
         raise CleaveError(
-            f"{address} does not let this client in, or is no Cleave server: {error}{hint}"
+            f"{address} refused this client, or is not a Cleave server: {error}{hint}"
         ) from None
     return WebSocketConnection(socket, spare_receiver=True)

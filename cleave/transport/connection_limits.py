@@ -3,7 +3,7 @@
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
 pending connections are limited per address and in total. At the total limit, a new connection
 replaces the oldest connection of the network with the most pending connections, unless the new
-connection's own network has equally many. So slow clients cannot block a fast client.
+connection's own network has equally many. As a result, slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class PendingConnections:
         """Register a new pending connection; return its place, or the reason for refusing it."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
-            return f"{self._homes[home]} connections from there wait already"
+            return f"{self._homes[home]} connections from this address are already waiting"
         instead_of = None
         if self.waiting >= self.allowed.waiting:
             instead_of = self._oldest_of_most(network)
             if instead_of is None:
-                return f"{self.waiting} connections wait already"
+                return f"{self.waiting} connections are already waiting"
             self.done(instead_of)
         ticket = next(self._tickets)
         self._places[ticket] = home, network

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 SERVICE: Final = "_cleave._tcp.local."
 LOOK_S: Final = 3.0  # time for servers to answer
 
-_VERSION: Final = "1"  # of the announcement's properties
-_LABEL_BYTES: Final = 50  # longest name of a service, without a number for a second one
-_TITLE_BYTES: Final = 200  # longest title; a property has at most 255 bytes
+_VERSION: Final = "1"  # version of the announcement's properties
+_LABEL_BYTES: Final = (
+    50  # maximum length of a service name, without the number that makes it unique
+)
+_TITLE_BYTES: Final = 200  # maximum length of a title; a property has at most 255 bytes
 _CONNECT_S: Final = 1.0  # time for one of a server's addresses to accept a connection
 
 
@@ -38,7 +40,7 @@ class Announcement:
 
     Attributes:
         name: name of the server's machine.
-        title: person or project that asks for devices; may be empty.
+        title: person or project that requests devices; may be empty.
         addresses: the server's IP addresses.
         fingerprint: fingerprint of the server's certificate; empty without TLS or with an
             authority's certificate.
@@ -145,7 +147,7 @@ def answering(what: Announcement) -> str:
 def _read(
     name: str, port: int, addresses: tuple[str, ...], properties: dict[str, str | None]
 ) -> Announcement | None:
-    """Return the announcement in a service's properties; None if they are not of this version."""
+    """Return the announcement in a service's properties; None if their version differs."""
     if properties.get("v") != _VERSION:
         return None
     fingerprint, secure = properties.get("fp") or "", properties.get("tls") == "1"
@@ -168,7 +170,7 @@ def _cut(text: str, size: int) -> str:
 
 @contextmanager
 def _zeroconf(what: str, interfaces: Sequence[str]) -> Iterator[Zeroconf]:
-    """Open multicast DNS on the interfaces. `what` needs it, for the error without the package."""
+    """Open multicast DNS on the interfaces. If the package is missing, the error names `what`."""
     try:
         from zeroconf import InterfaceChoice, Zeroconf
     except ImportError:

@@ -77,7 +77,7 @@ def parse_join_url(url: str) -> JoinUrl:
     if wrong or not (page or parts.scheme in ("ws", "wss")):
         shown = url.partition("#")[0]  # the fragment contains the credential
         raise UsageError(
-            f"{shown!r} is no join URL; use the one that `cleave serve` prints, like "
+            f"{shown!r} is not a join URL; use the URL that `cleave serve` prints, such as "
             f"http://192.168.1.20:8765{JOIN_PATH}#c=..."
         )
     secure = parts.scheme in ("https", "wss")
@@ -86,8 +86,8 @@ def parse_join_url(url: str) -> JoinUrl:
     fingerprint = parse_fingerprint(unquote(fields["fp"])) if fields.get("fp") else ""
     if fingerprint and not secure:
         raise UsageError(
-            f"the join URL names a certificate, and {parts.scheme}:// shows none; use the URL that "
-            f"`cleave serve` prints, with https:// or wss://"
+            f"the join URL contains a certificate fingerprint, but {parts.scheme}:// does not use "
+            f"certificates; use the URL that `cleave serve` prints, with https:// or wss://"
         )
     path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path
     path = "/ws" if path in ("", "/") else path
@@ -134,12 +134,12 @@ def read_url(text: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the join URL cannot be read from {path} ({plain_reason(error)}); "
-            f"write it there, or give the URL itself"
+            f"write the URL to the file, or give the URL itself"
         ) from None
     command = _COMMAND.search(text)
     found = command[1] if command else text
     if "://" not in found:
         raise UsageError(
-            f"{path} holds no URL; name a file with what `cleave pair` or `cleave serve` printed"
+            f"{path} contains no URL; give a file with output of `cleave pair` or `cleave serve`"
         )
     return found

@@ -79,7 +79,7 @@ class PendingSocket(socket.socket):
         if self.fileno() >= 0:
             self._connection_gate.forget(self)
         late = self._connection_gate.loop.time() >= self.deadline_s
-        self.refused(self._too_late() if late else "it went before it said hello")
+        self.refused(self._too_late() if late else "the client disconnected before it sent hello")
         self._stop_waiting()
         super().close()
 
@@ -87,7 +87,7 @@ class PendingSocket(socket.socket):
         """Shut the connection down, because a connection from another network replaces it."""
         self._waits = False
         self._timer.cancel()
-        self._shut("its network has other connections that wait, so another network got its place")
+        self._shut("its network has too many waiting connections, so another network got its place")
 
     def _shut(self, reason: str) -> None:
         self.refused(reason)
@@ -123,7 +123,7 @@ class ConnectionGate:
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
         """Return the socket for a new connection; None if the gate refused and closed it."""
-        place: WaitingPlace | str = "too many connections from there came to nothing"
+        place: WaitingPlace | str = "too many connections from this address failed"
         if not self._failures.wait_s(address):
             place = self.pending_connections.arrive(address)
         if isinstance(place, str):
@@ -236,7 +236,7 @@ class GuardedConnection(ServerConnection):
         self._ending = False
         self._frame_gate = FrameGate(self.loop.time())
         self._request = b""  # last bytes of the incomplete HTTP request
-        self._open = False  # whether frames may be processed: the handshake is over
+        self._open = False  # whether the handshake is over, so that frames may be processed
         self._asked = False  # whether the HTTP request is complete
         self._deaf = False  # whether all further data is ignored
         self._waiting = b""  # received bytes; those before `_at` are processed
@@ -312,7 +312,9 @@ class GuardedConnection(ServerConnection):
         self._holds(self._frame_gate.unasked_bytes())
         closing = self.protocol.close_sent
         if closing is not None and closing.code in _BROKEN and not self._ending:
-            self.refused("it broke the WebSocket protocol, or announced too long a message")
+            self.refused(
+                "it violated the WebSocket protocol, or announced a message that is too long"
+            )
 
     def _take_last(self) -> None:
         """Process up to `_LAST_FRAMES` frames that arrived before the connection closed."""
@@ -344,7 +346,9 @@ class GuardedConnection(ServerConnection):
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
-            too_much.cut(f"it left a message unfinished, and {most} bytes of such messages wait")
+            too_much.cut(
+                f"it left a message incomplete, while {most} bytes of such messages are waiting"
+            )
 
     def eof_received(self) -> None:
         """Process the remaining data when the peer closes the connection."""

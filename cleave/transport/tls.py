@@ -95,8 +95,7 @@ def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datet
         write_atomically(path, make_certificate(names, now), 0o600)
     except OSError as error:
         raise UsageError(
-            f"the certificate cannot be kept in {folder} ({error.strerror}); give a folder that "
-            f"can be written"
+            f"the certificate cannot be kept in {folder} ({error.strerror}); give a writable folder"
         ) from None
     return path
 
@@ -206,7 +205,7 @@ def parse_fingerprint(text: str) -> str:
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
-            f"{text!r} is no fingerprint of a certificate; it is sha256: and 64 hexadecimal digits"
+            f"{text!r} is not a certificate fingerprint; give sha256: and 64 hexadecimal digits"
         )
     return found
 
@@ -266,12 +265,12 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     public = addresses.parse_public_url(security.public_url) if security.public_url else ""
     if public.startswith("ws:") and not security.insecure_lan:
         raise UsageError(
-            f"--public-url is {public}, and without TLS whoever is on the way reads and changes "
-            f"everything; give wss://, or accept that with --insecure-lan"
+            f"--public-url is {public}, and without TLS, anybody between can read and "
+            f"change all data; give wss://, or accept this with --insecure-lan"
         )
     made = _exposed(host, security, public, now)
     if public.startswith("ws:") and made.context is not None:
-        raise UsageError(f"--public-url is {public}, and this server has TLS; give wss://")
+        raise UsageError(f"--public-url is {public}, but this server uses TLS; give wss://")
     return replace(made, public=public)
 
 
@@ -288,9 +287,9 @@ def _exposed(host: str, security: Security, public: str, now: datetime) -> Expos
         return _with_own(host, security, public, now)
     if not loopback and not security.insecure_lan:
         raise UsageError(
-            f"other machines can reach {host or 'every address'}, and without TLS whoever is on "
-            f"the way reads and changes everything; use --tls auto, give --tls-cert and --tls-key, "
-            f"or accept that with --insecure-lan"
+            f"other machines can reach {host or 'every address'}, and without TLS, anybody between "
+            f"can read and change all data; use --tls auto, give --tls-cert and --tls-key, "
+            f"or accept this with --insecure-lan"
         )
     return Exposure(None, addresses.reachable_host(host), _names(host))
 
@@ -303,7 +302,7 @@ def _names(host: str) -> tuple[str, ...]:
 def _with_given(host: str, security: Security) -> Exposure:
     if security.tls is not None:
         raise UsageError(
-            f"--tls {security.tls.value} and a given certificate exclude each other; "
+            f"--tls {security.tls.value} cannot be combined with a given certificate; "
             f"leave out --tls, or --tls-cert and --tls-key"
         )
     if security.certificate is None or security.key is None:
@@ -316,7 +315,7 @@ def _with_given(host: str, security: Security) -> Exposure:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"the certificate {security.certificate} with the key {security.key} cannot be used "
-            f"({reason}); give PEM files that belong together, the key without a password"
+            f"({reason}); give PEM files that match, with a key that has no password"
         ) from None
     stated: tuple[str, ...] = ()
     if importlib.util.find_spec("cryptography") is not None:
@@ -329,18 +328,18 @@ def _with_given(host: str, security: Security) -> Exposure:
 
 
 def _no_password() -> bytes:
-    raise ValueError("the key needs a password")
+    raise ValueError("the key has a password")
 
 
 def _with_own(host: str, security: Security, public: str, now: datetime) -> Exposure:
     missing = [n for n in ("cryptography", "ifaddr") if importlib.util.find_spec(n) is None]
     if missing:
         raise UsageError(
-            f"making a certificate needs {' and '.join(missing)}, which is not installed here; "
-            f"install it with: {to_install('tls')}, or give --tls-cert and --tls-key"
+            f"creating a certificate needs {' and '.join(missing)}, which is not installed; "
+            f"install with: {to_install('tls')}, or give --tls-cert and --tls-key"
         )
     names, reached = _names(host), addresses.reachable_host(host)
-    if public:  # only in a new certificate: devices have pinned the present one
+    if public:  # only in a new certificate, because devices have pinned the current one
         names = tuple(dict.fromkeys((*names, urlsplit(public).hostname or "")))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if security.folder is not None:

@@ -203,7 +203,7 @@ def test_a_refused_service_leaves_nothing_behind(tmp_path: Path, failing: str) -
     run = FakeManager(failing)
     it = installer(tmp_path, run)
     before = snapshot(tmp_path)
-    with pytest.raises(CleaveError, match="not installed: systemd says: access denied"):
+    with pytest.raises(CleaveError, match="not installed: systemd reports: access denied"):
         it.install(b"the unit", URL)
     assert snapshot(tmp_path) == before
     assert f"systemctl --user disable --now {UNIT_NAME}" in run.commands
@@ -291,7 +291,7 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nonsense"], "no join URL"),
+        (["nonsense"], "is not a join URL"),
         ([URL, "--hours", "9"], "22-7"),
         ([URL, "--memory", "x"], "50%"),
         ([URL, "--backend", "abacus"], "unknown backend"),

@@ -238,7 +238,7 @@ def test_a_result_that_fits_no_message_is_refused() -> None:
     for rows in (2**26, 2**63 - 1):
         error = _only(core.received(messages.Fetch(2, 1, 0, rows, 4, "fp32")))
         assert isinstance(error, messages.TaskError)
-        assert "fits no message" in error.reason
+        assert "does not fit in a message" in error.reason
 
 
 # --- outputs that replace inputs --------------------------------------------------------------

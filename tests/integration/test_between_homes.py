@@ -237,7 +237,7 @@ def test_public_addresses_are_read(text: str, is_read_as: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_public_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--public-url is .*like wss://"):
+    with pytest.raises(UsageError, match=r"--public-url is .*such as wss://"):
         parse_public_url(text)
 
 

@@ -194,7 +194,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--duration", "-1"), "--duration"),
         (("--duration", "nan"), "--duration"),
         (("--start-hour", "24"), "--start-hour"),
-        (("--server", "http://x"), "no join URL"),
+        (("--server", "http://x"), "is not a join URL"),
         (("--server", "ws://x/ws", "--model", "opt-nano"), "--server"),
         (("--model", "opt-none"), "opt-none"),
         (("--model", "opt-nano", "--dtype", "int8"), "int8"),

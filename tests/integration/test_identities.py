@@ -201,14 +201,14 @@ def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> N
             assert "cleave pair --uses 7 --own" in shown.stderr  # of the kind that is void
             anna.wait()
             assert any("revoked this device's credential" in note for note in anna.fleet.notes)
-            assert "is void: a device that came by it was revoked" in refusal(code["url"])
+            assert "is void: a device that joined with it was revoked" in refusal(code["url"])
             assert place.states() == {"anna": "revoked", "ben": "ready"}
         listed = {c["id"]: c for c in place.ask("pair", "--list")["codes"]}
         assert (listed[code["id"]]["state"], listed[code["id"]]["used"]) == ("void", 2)
         assert sorted(listed[code["id"]]["devices"]) == ["anna", "ben"]
         assert (listed[code["id"]]["own"], listed[spare["id"]]["own"]) == (True, False)
         place.ask("pair", "--void", str(spare["id"]))
-        assert "is void: the server's operator made it so" in refusal(spare["url"])
+        assert "is void: the server's operator voided it" in refusal(spare["url"])
     assert place.own() == {"anna": True, "ben": False}  # the server is gone
     place.ask("devices", "own", "ben")
     assert place.own() == {"anna": True, "ben": True}
@@ -225,7 +225,7 @@ def test_who_has_no_valid_code_or_token_is_refused(place: Place) -> None:
         bare = url.split("#")[0]
         for target, words in (
             (expired["url"], "expired"),
-            (f"{bare}#c=0000-0000-0000", "no such join code"),
+            (f"{bare}#c=0000-0000-0000", "does not know this join code"),
             (bare, "neither"),
         ):
             assert words in refusal(target)

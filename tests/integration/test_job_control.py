@@ -104,7 +104,7 @@ def test_a_job_outlives_its_client_and_others_are_stopped_paused_and_resumed(
             until(lambda: state(4) == "done")
             logged = place.change("logs", "job-4").splitlines()
             assert next(line for line in logged if "loss" in line).startswith("step 1 ")
-            assert "only a job that has not ended" in place.refused("pause", "job-4")
+            assert "only jobs that have not ended" in place.refused("pause", "job-4")
             assert "job-4 is done" in place.refused("resume", "job-4")
             assert "is queued again" in place.change("resume", "job-3")
             until(lambda: len(steps()) >= before + 2)

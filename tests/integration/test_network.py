@@ -122,7 +122,7 @@ def test_a_port_in_use_is_said(served: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("http://127.0.0.1:9",), 2, ["no join URL"]),
+        (("http://127.0.0.1:9",), 2, ["is not a join URL"]),
         (("ws://127.0.0.1:9/ws#c=x",), 1, ["no server answers"]),
         (
             ("http://127.0.0.1:1/join#c=x", "--profile", "nokia-3310"), 2,

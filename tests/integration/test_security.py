@@ -162,7 +162,7 @@ def test_a_certificate_of_an_authority_is_verified(
 def test_plain_and_secure_are_told_apart() -> None:
     with cleave.serve() as plain, cleave.serve(security=SECURE) as secure:
         known = parse_join_url(secure.url)
-        with pytest.raises(CleaveError, match="is it ws://"):
+        with pytest.raises(CleaveError, match="try ws://"):
             attempt(JoinUrl(parse_join_url(plain.url).address.replace("ws:", "wss:"), ""))
         with pytest.raises(CleaveError, match="wss:// URL"):
             attempt(JoinUrl(known.address.replace("wss:", "ws:"), ""))
@@ -233,7 +233,7 @@ def test_who_is_not_admitted_may_send_little(notes: list[str]) -> None:
                 assert last.code is ErrorCode.PROTOCOL
             multiplies(server.fleet)
     first, all_of_them = limits.MAX_HELLO_BYTES, limits.MAX_UNADMITTED_BYTES
-    reasons = (f"more than {all_of_them} bytes", f"may have {first}")
+    reasons = (f"more than {all_of_them} bytes", f"the limit is {first} bytes")
     cut = [note for note in notes if any(reason in note for reason in reasons)]
     assert len(cut) == 5
     assert all(" refused 127.0.0.1: " in note for note in cut)
@@ -269,7 +269,7 @@ def test_slow_handshakes_are_cut_at_every_stage(secure: bool, notes: list[str]) 
         assert told.code is ErrorCode.LIMIT
         cut += tries
     late = sum("no accepted hello within 0.3 s" in note for note in notes)
-    assert late + sum("no hello came in time" in note for note in notes) == cut
+    assert late + sum("no hello arrived in time" in note for note in notes) == cut
 
 
 Opened = TypeVar("Opened")
@@ -324,7 +324,7 @@ def test_few_wait_and_who_is_inside_goes_on(notes: list[str]) -> None:
         multiplies(server.fleet)
     refusals = [note for note in notes if "refused" in note]
     assert len(refusals) < 40  # of more than 100
-    assert any("5 connections from there wait already" in note for note in refusals)
+    assert any("5 connections from this address are already waiting" in note for note in refusals)
 
 
 def knocks(server: Server) -> bool:

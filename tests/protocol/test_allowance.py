@@ -223,6 +223,6 @@ def test_a_device_that_leaves_soon_after_it_came_again_and_again_waits() -> None
     waits = ended(come(manager, 6), 6)
     assert waits is not None
     assert (waits.code, waits.retry_after_s) == (ErrorCode.LIMIT, limits.SHORT_STAY_REST_S)
-    assert "left 5 times soon after it came" in waits.message
+    assert "left 5 times shortly after joining" in waits.message
     assert ended(come(manager, 7, hello=MEASURE), 7) is None  # no work is planned for that
     assert ended(come(manager, 8, now_s=limits.SHORT_STAY_REST_S), 8) is None

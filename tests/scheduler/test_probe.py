@@ -213,7 +213,7 @@ def all_zero(order: Compute) -> Buffer:
     ("product", "text"),
     [
         (all_zero, "fp32"),
-        (cut_inputs, "a product of fp32 numbers, as fp32"),
+        (cut_inputs, "a product of fp32 numbers in fp32"),
         (summed_in(DType.BF16), "a product of bf16 numbers"),
         (summed_in(DType.FP16), "a product of fp16 numbers"),
     ],

@@ -86,8 +86,8 @@ def test_a_hello_in_another_version_than_both_speak_is_told_to_come_in_that() ->
     hello = Hello(Role.DEVICE, 2, versions=(2, 1))
     error = _refusal(_ready(SessionManager(), hello=hello))
     assert (error.code, error.versions) == (ErrorCode.VERSION, (limits.VERSION,))
-    assert "this device said hello in protocol version 2" in error.message
-    assert "say hello in that" in error.message
+    assert "this device sent hello in protocol version 2" in error.message
+    assert "; send it in version" in error.message
 
 
 def test_of_features_those_count_that_both_have() -> None:

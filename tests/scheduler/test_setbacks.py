@@ -326,7 +326,7 @@ def test_failures_are_said_but_not_each_of_them() -> None:
     for _ in range(5):
         home.submit()
     notes = [order.text for order in home.orders if isinstance(order, Note)]
-    assert notes == ["device 1 could not do a run: the kernel[2J is broken"]
+    assert notes == ["device 1 failed a run: the kernel[2J is broken"]
 
 
 # --- over a live runtime: the job goes on ---

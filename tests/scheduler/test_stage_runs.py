@@ -104,7 +104,7 @@ def test_a_device_that_fails_each_order_is_set_aside_and_the_step_says_so() -> N
     (outcome,) = [order.outcome for order in orders if isinstance(order, TellStep)]
     assert isinstance(outcome, StepFailed)
     assert not outcome.final
-    assert "device 1: its runs fail, the last with: it has no such op" in outcome.reason
+    assert "device 1: its runs fail, most recently with: it has no such op" in outcome.reason
     assert asked == ASIDE_AFTER
     assert manager.state(manager.sessions[1]) is DeviceState.ASIDE
     assert not manager.sessions[1].expected

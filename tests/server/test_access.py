@@ -139,8 +139,8 @@ def test_codes_that_make_no_sense(access: Access, uses: int, life_s: float) -> N
 
 def test_strangers_are_told_what_is_wrong(access: Access) -> None:
     assert "got neither" in refused(access).reason
-    assert "no such join code" in refused(access, "0000-0000-0000").reason
-    assert "is no join code, such as" in refused(access, "nonsense").reason
+    assert "does not know this join code" in refused(access, "0000-0000-0000").reason
+    assert "is not a join code such as" in refused(access, "nonsense").reason
     assert "does not know this credential" in refused(access, "x" * 43).reason
     assert not access.store.devices()
 
@@ -277,7 +277,7 @@ def test_a_store_that_fails_refuses_and_says_so(clock: Clock, notes: list[str]) 
     access.close()
     assert sum("cannot be used" in text for text in notes) == 2  # refused, and cannot be written
     what = f"device {device.identity} is quarantined (lies)"
-    assert sum("this holds" in text and what in text for text in notes) == 1
+    assert sum("this is in effect" in text and what in text for text in notes) == 1
     assert "never written" in notes[-1]
     assert what in notes[-1]
 

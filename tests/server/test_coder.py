@@ -143,7 +143,7 @@ SPOILED = bytes(CODED.payload[:6]).ljust(len(CODED.payload), b"\0")
         ),
         (("coding",), replace(CODED, payload=SPOILED), "inflate"),
         ((), CODED, "without the feature"),
-        (("coding", "fast"), CODED, "before code_results"),
+        (("coding", "fast"), CODED, "before `code_results`"),
     ],
 )
 def test_a_coded_result_that_is_none_ends_its_session_alone(

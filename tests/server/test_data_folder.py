@@ -37,7 +37,7 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
         file.chmod(0o600)
         file.write_text("short")
-        with pytest.raises(CleaveError, match="cut short"):
+        with pytest.raises(CleaveError, match="truncated"):
             folder.token("operator")
 
 

@@ -103,7 +103,7 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     until(lambda: first.is_running)
     jobs.pause(jobs.submit(wanted).id)
     jobs.submit(wanted)
-    with pytest.raises(UsageError, match="job-3, which is queued, is called 'night'"):
+    with pytest.raises(UsageError, match="job-3, which is queued, already has the name 'night'"):
         jobs.submit(wanted)
     writer.flush()
     later = JobHistory(store, writer, time.time)  # as after SIGKILL
@@ -173,7 +173,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     with caplog.at_level("INFO", "cleave"):
         again.resume_unfinished()
     assert [job.id for job in again.all()] == ["job-2", "job-3"]
-    where = "it continues after step 1, so what was done until step 2 is repeated"
+    where = "it continues after step 1, so the steps up to 2 are repeated"
     assert again.find("2").continues == where
     assert f"job-2 is queued again; {where}" in caplog.text
     assert again.find("3").continues == "it starts at step 1"
@@ -363,7 +363,7 @@ def test_a_record_that_cannot_be_sent_is_no_reason_to_wait_for_ever(
         link, session = await followed(jobs)
         told = await heard(link)
         assert isinstance(told, messages.Error)
-        assert "cannot be written" in told.message
+        assert "cannot be encoded" in told.message
         await session
 
     in_time(scenario())

@@ -166,7 +166,9 @@ def test_a_step_that_fails_changes_nothing(path: Path) -> None:
 def test_a_store_of_another_version_is_left_alone(path: Path, version: int) -> None:
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(StoreError, match=rf"version {version},.*install the Cleave that wrote it"):
+    with pytest.raises(
+        StoreError, match=rf"version {version},.*install the Cleave version that wrote"
+    ):
         Store(path)
 
 

@@ -78,14 +78,14 @@ def test_strangers_keep_nobody_out_who_comes_from_elsewhere(
 def test_the_oldest_of_the_most_makes_room() -> None:
     pending = PendingConnections(ConnectionLimits(waiting_per_address=3, waiting=4))
     tickets = [pending.arrive(address) for address in ("192.0.2.1", *["192.0.2.2"] * 3)]
-    assert pending.arrive("192.0.2.2") == "3 connections from there wait already"
+    assert pending.arrive("192.0.2.2") == "3 connections from this address are already waiting"
     place = pending.arrive("192.0.2.3")
     assert isinstance(place, WaitingPlace)
     assert isinstance(tickets[1], WaitingPlace)
     assert place.instead_of == tickets[1].ticket
     pending = PendingConnections(ConnectionLimits(waiting=1))
     pending.arrive("192.0.2.1")
-    assert pending.arrive("192.0.2.1") == "1 connections wait already"
+    assert pending.arrive("192.0.2.1") == "1 connections are already waiting"
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ def test_only_so_long_a_message_is_let_in_as_is_awaited() -> None:
         (AwaitedSizes(2**40, 2**40), limits.MAX_MESSAGE_BYTES),
     ]:
         admitted(awaited).passes(announced(most), 0, 0.0)
-        with pytest.raises(TooMuchError, match=f"may have {most}"):
+        with pytest.raises(TooMuchError, match=f"limit is {most} bytes"):
             admitted(awaited).passes(announced(most + 1), 0, 0.0)
-    with pytest.raises(TooMuchError, match=f"may have {limits.MAX_HELLO_BYTES}"):
+    with pytest.raises(TooMuchError, match=f"limit is {limits.MAX_HELLO_BYTES} bytes"):
         FrameGate(0.0).passes(announced(limits.MAX_HELLO_BYTES + 1), 0, 0.0)
 
 

@@ -54,7 +54,7 @@ def test_a_server_that_answers_is_waited_for_and_one_that_does_not_is_left() -> 
         async with asyncio.timeout(PATIENCE_S):
             return await session.run(), link.left
 
-    assert asyncio.run(scenario()) == ("the server does not answer any more", -1)
+    assert asyncio.run(scenario()) == ("the server no longer answers", -1)
 
 
 def test_over_a_socket() -> None:

@@ -53,12 +53,12 @@ def test_a_join_url_moves_to_another_address() -> None:
         ("wss://host/ws#c=s3cret&fp=sha256:12", "64 hexadecimal"),
         ("wss://host/ws#c=s3cret&fp=md5:12", "64 hexadecimal"),
         (f"ws://host/ws#c=s3cret&fp={PIN}", "wss://"),
-        ("ws://host:port/ws#c=s3cret", "no join URL"),
-        ("ws://[::1/ws#c=s3cret", "no join URL"),
-        ("http://host#c=s3cret", "no join URL"),
-        ("https://host/#c=s3cret", "no join URL"),
-        ("ftp://host/join#c=s3cret", "no join URL"),
-        ("http:///join#c=s3cret", "no join URL"),
+        ("ws://host:port/ws#c=s3cret", "is not a join URL"),
+        ("ws://[::1/ws#c=s3cret", "is not a join URL"),
+        ("http://host#c=s3cret", "is not a join URL"),
+        ("https://host/#c=s3cret", "is not a join URL"),
+        ("ftp://host/join#c=s3cret", "is not a join URL"),
+        ("http:///join#c=s3cret", "is not a join URL"),
         (f"http://host/join#c=s3cret&fp={PIN}", "https://"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
     for wrong, words in [
         (Security(certificate=cert), "--tls-key"),
         (Security(key=key), "--tls-cert"),
-        (Security(certificate=cert, key=other), "belong together"),
+        (Security(certificate=cert, key=other), "files that match"),
         (Security(certificate=tmp_path / "none", key=key), "none"),
         (Security(certificate=key, key=key), "PEM"),
         (Security(TlsMode.AUTO, certificate=cert, key=key), "exclude"),
@@ -170,7 +170,7 @@ def test_origins_are_written_as_browsers_write_them() -> None:
         "*", "example.org", "https://*.example.org", "https://a/b", "null", "https://u@h",
         "https://[::1", "http://a:port",
     ):  # fmt: skip
-        with pytest.raises(UsageError, match="no origin"):
+        with pytest.raises(UsageError, match="not an origin"):
             addresses.parse_origin(text)
 
 
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_what_is_in_a_file_without_a_url_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "viewer.token"
     path.write_text("RJBc-secret\n")
-    with pytest.raises(UsageError, match="holds no URL") as refused:
+    with pytest.raises(UsageError, match="contains no URL") as refused:
         read_url(f"@{path}")
     assert "secret" not in str(refused.value)
 

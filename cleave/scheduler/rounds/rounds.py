@@ -17,8 +17,8 @@ from cleave.scheduler.tiles.device_memory import Names
 class LocalRounds:
     """Manages rounds of local updates, one at a time.
 
-    If a device leaves or fails, its work of the round is lost. A device that takes part again gets
-    the newest weights, and begins with new optimizer moments.
+    If a device leaves or fails, its work in the round is lost. A device that rejoins gets the
+    newest weights, and begins with new optimizer moments.
 
     Attributes:
         results: number of graph runs and fetches that devices have completed in all rounds.
@@ -30,9 +30,9 @@ class LocalRounds:
         self._workers: dict[int, LocalWorker] = {}
         self._round: RoundWork | None = None
         self._began_s = 0.0
-        self._stepped_s: dict[int, float] = {}  # time that a device took for its local steps
+        self._stepped_s: dict[int, float] = {}  # seconds that a device took for its local steps
         self._parts: dict[int, RoundPart] = {}
-        self._finished_s: dict[int, float] = {}  # time until a device's difference arrived
+        self._finished_s: dict[int, float] = {}  # seconds until a device's difference arrived
         self._lost: dict[str, str] = {}
         self.results = 0
 
@@ -51,13 +51,13 @@ class LocalRounds:
 
     @property
     def _working(self) -> set[int]:
-        """Return the devices whose difference of this round is missing."""
+        """Return the devices whose differences for this round have not arrived."""
         if self._round is None:
             return set()
         return {d for d in self._round.steps if d in self._workers and d not in self._parts}
 
     def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
-        """Begin a round on those of its devices that are still connected."""
+        """Begin a round on the devices in `work.steps` that are still connected."""
         self._round, self._began_s = work, now_s
         self._stepped_s, self._parts, self._finished_s, self._lost = {}, {}, {}, {}
         out: list[ForSteps] = []
@@ -72,7 +72,9 @@ class LocalRounds:
             if work.collected:
                 if (held := self._workers.get(device)) is not None:
                     has = held.collect(work.collected)
-                    out += held.take() if has else self.leave(device, "it no longer has them")
+                    out += (
+                        held.take() if has else self.leave(device, "it no longer has its moments")
+                    )
                 continue
             if device not in self._workers:
                 self._workers[device] = LocalWorker(
@@ -105,7 +107,7 @@ class LocalRounds:
         return [*worker.take(), *self.tick(now_s)]
 
     def tick(self, now_s: float) -> list[ForSteps]:
-        """Let late devices skip their remaining steps. End the round without very late ones."""
+        """Make late devices skip their remaining steps. Remove very late devices from the round."""
         work, out = self._round, list[ForSteps]()
         if work is None:
             return []
@@ -114,7 +116,7 @@ class LocalRounds:
         for device in missing:
             worker, others = self._workers[device], present - {device}
             if is_given_up(taken_s, self._finished_s, others):
-                out += self.leave(device, "it is far slower than the others")
+                out += self.leave(device, "it is far slower than the other devices")
             elif worker.steps and is_late(taken_s, self._stepped_s, others):
                 worker.steps.clear()
                 worker.more(work)
@@ -130,7 +132,7 @@ class LocalRounds:
         return [*self._drop(device), *self._end_if_complete()]
 
     def end(self) -> list[ForSteps]:
-        """End the current round. Devices drop all arrays."""
+        """End the current round, and tell all devices to drop their arrays."""
         self._round = None
         return [sent for device in list(self._workers) for sent in self._drop(device)]
 

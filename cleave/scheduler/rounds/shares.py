@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from statistics import median_low
 from typing import Final
 
-_MOST: Final = 4.0  # a difference above this multiple of the usual norm is scaled down and named
+_MOST: Final = 4.0  # a difference above this multiple of the usual norm is scaled down and reported
 _LATE: Final = 1.25  # multiple of the others' time after which a device begins no more steps
 _GIVEN_UP: Final = 4.0  # multiple of the others' time after which the round ends without a device
 
@@ -17,14 +17,15 @@ def bounded_shares(
 ) -> dict[int, float]:
     """Return the weight of each device's difference in the average.
 
-    A weight is proportional to the device's tokens and its learning rate. A difference whose norm
-    is far above the usual one is scaled down, so a single device cannot move the average far. A
-    difference that is not finite has no weight. Without such differences, the weights add up to 1.
+    A weight is proportional to the device's number of tokens and its learning rate. A difference
+    whose norm is far above the usual one is scaled down, so a single device cannot move the average
+    far. A difference that is not finite has no weight. Without such differences, the weights add up
+    to 1.
 
     Args:
         tokens: the number of tokens that each device has trained on.
         norms: the norm of each device's difference.
-        rates: the mean factor of each device's learning rate; see `warm_up`.
+        rates: each device's mean learning-rate factor in the round; see `warm_up`.
     """
     work = {device: tokens[device] * rates[device] for device in norms}
     total = sum(work[device] for device, norm in norms.items() if math.isfinite(norm))
@@ -50,8 +51,8 @@ def _usual(
     """Return the usual norm for each device's number of tokens, at the full learning rate.
 
     Independent steps move weights by about the square root of their number, so the usual norm is
-    the median of norms divided by the square root of tokens. With two devices, it is the smaller.
-    A low learning rate does not lower a device's limit, because new moments make large steps.
+    the median of norms divided by the square root of tokens. With two devices, the smaller value is
+    used. A low learning rate does not lower a device's limit, because new moments make large steps.
     """
     relative = [
         norm / (math.sqrt(tokens[device]) * rates[device])
@@ -66,21 +67,22 @@ def is_late(taken_s: float, stepped_s: Mapping[int, float], others: Set[int]) ->
     """Return whether a device should return its difference without doing its remaining steps.
 
     Args:
-        taken_s: time since the round began.
-        stepped_s: the time that each device took for its steps, if it has done them.
-        others: the other devices that take part in the round.
+        taken_s: time since the round began, in seconds.
+        stepped_s: maps each device that has finished its steps to the time they took, in seconds.
+        others: the other devices in the round.
     """
     return taken_s > _LATE * _slowest_s(stepped_s, others)
 
 
 def is_given_up(taken_s: float, finished_s: Mapping[int, float], others: Set[int]) -> bool:
-    """Return whether the round should end without a device, whose difference is still missing.
+    """Return whether the round should end without a device whose difference is missing.
 
-    `finished_s`: the time that each device took for its steps and difference, if it has finished.
+    `taken_s` is the time since the round began. `finished_s` maps each device that has finished to
+    the time until its difference arrived, in seconds.
     """
     return taken_s > _GIVEN_UP * _slowest_s(finished_s, others)
 
 
 def _slowest_s(times_s: Mapping[int, float], devices: Set[int]) -> float:
-    """Return the longest time of the devices; infinite if a time, or every device, is missing."""
+    """Return the devices' longest time; infinite if a time is unknown or there are no devices."""
     return max((times_s.get(device, math.inf) for device in devices), default=math.inf)

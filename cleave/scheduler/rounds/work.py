@@ -12,7 +12,7 @@ from cleave.scheduler.stages.work import EmbeddingWork, StageGraph, StepWork, Su
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """An output of a difference graph, and how it is returned."""
+    """An output of a difference graph, and the shape and dtype in which devices return it."""
 
     name: str
     rows: int
@@ -27,17 +27,19 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWork:
-    """The graphs with which a device returns the difference of a parameter, and updates it.
+    """The graphs with which a device computes a parameter's difference and updates the parameter.
 
-    `cleave.graphs.exchange_graphs` makes them.
+    `cleave.graphs.exchange_graphs` creates these graphs.
 
     Attributes:
-        difference: graph with two inputs: the weight at the beginning of a round, and now. With
-            `keeps_error`, the graph also has the error as an input, and the new one as an output.
+        difference: graph with two inputs: the weight at the beginning of the round and the current
+            weight. With `keeps_error`, the error is a further input, and the new error a further
+            output.
         returned: the other outputs of `difference`.
-        added: graph from the weight at the beginning of the last round, and the arrays of an
-            update, to the new weight.
-        keeps_error: whether devices keep the part of their differences that they do not return.
+        added: graph that computes the new weight from the weight at the beginning of the last round
+            and the arrays of an update.
+        keeps_error: whether devices keep the error, which is the unreturned part of their
+            differences.
     """
 
     difference: StageGraph
@@ -48,17 +50,17 @@ class ExchangeWork:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that each device trains whole, with its optimizer.
+    """A model that every device trains as a whole, with its own optimizer.
 
     Attributes:
         step: the layers and the loss. `step.resident` has the trained parameters of the whole
             model. Parameters outside the layers have the layer number `LOSS_LAYER`.
         exchange: the graphs of the exchange, for each trained parameter.
-        zeros: graph that returns zeros in the shape of a weight, for moments.
-        mixed: graph from the server's new weight and the device's own to the one with which the
-            device continues; None if it continues with the server's.
+        zeros: graph that returns zeros in the shape of a weight, to initialize moments.
+        mixed: graph that combines the server's new weight with the device's own weight; None if the
+            device continues with the server's weight.
         clip: graph that clips the coefficients of an update; None without clipping.
-        held_bytes: size of all arrays that stay on a device.
+        held_bytes: size of all arrays that stay on a device, in bytes.
         working_bytes: further memory for a micro-batch, without retained activations.
         activations_bytes: size of all retained activations of a micro-batch.
     """
@@ -76,7 +78,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Token IDs, target tokens and the factor of each token's loss."""
+    """A micro-batch: its token IDs, its target tokens and a loss factor for each token."""
 
     ids: StageArray
     targets: StageArray
@@ -86,7 +88,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class InnerState:
-    """What a device has learned besides its weights.
+    """A device's training state besides its weights: optimizer moments and errors.
 
     Attributes:
         updates: number of updates in the optimizer moments.
@@ -99,23 +101,24 @@ class InnerState:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """A round: the data of each device, and the change of the weights since the last round.
+    """A round of local updates: each device's data, and the weight changes since the last round.
 
     Attributes:
         number: number of the round in this process, from 1.
         steps: for each device, its local steps. A step has one or more micro-batches.
-        weights: the present value of each trained parameter, for devices that lack it.
+        weights: the current value of each trained parameter, for devices that lack the model.
         updates: for each trained parameter, the change since the beginning of the last round, as
             arrays by the graph input of `ExchangeWork.added`.
-        scalars: returns the coefficients of an optimizer step, given the number of the local step
-            in the round, and the number of earlier updates of the device's moments.
+        scalars: returns the coefficients of an optimizer step, given the index of the local step in
+            the round and the number of previous updates of the device's moments.
         returned: the trained parameters whose differences devices return.
         overlap: number of local steps before a device adds `updates`, and number of local steps
             after it has computed the difference.
-        states: what devices of a name begin with if they lack the model, instead of new moments.
-            Each state is removed by the first device that begins with it.
-        collected: dtype in which devices return their `InnerState` of the beginning of the last
-            round, or of its end if it is complete. They do nothing else. Empty in normal rounds.
+        states: maps a device name to saved states. A device with this name that lacks the model
+            removes the first state and begins with it, instead of with new moments.
+        collected: dtype in which devices return their `InnerState`, and do nothing else. The state
+            is from the end of the last round, or from its beginning if the round is incomplete.
+            Empty in normal rounds.
     """
 
     model: LocalModel
@@ -133,7 +136,7 @@ class RoundWork:
 
 @dataclass(frozen=True, slots=True)
 class RoundPart:
-    """The work of one device in a round.
+    """One device's work in a round.
 
     Attributes:
         tokens: number of tokens in the local steps.
@@ -157,7 +160,7 @@ class RoundPart:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a round. `lost` maps the name of each device whose work is lost to why."""
+    """The result of a round. `lost` maps names of devices to reasons why their work was lost."""
 
     parts: Sequence[RoundPart]
     lost: Mapping[str, str]

@@ -1,8 +1,8 @@
-"""Request local steps from one device, and the difference of its weights.
+"""Request local steps, and then the differences of the weights, from one device.
 
 The device never overwrites a weight or moment. `DeviceArrays._snapshot` keeps the server's weights,
-from which differences are computed. If the device has enough memory, it also keeps the moments with
-which the round began, so that training can stop in mid-round and continue from there.
+from which differences are computed. If the device has enough memory, it also keeps the moments from
+the beginning of the round. Training can then stop during a round and later repeat the round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LocalWorker(StageDevice):
     Attributes:
         round: number of the last round that the device began.
         updates: number of updates in the device's optimizer moments.
-        began: number of these updates when the round began.
+        began: number of updates in the moments when the round began.
         steps: the local steps of this round that have not been requested.
         pending: the requests of local steps that the device has not finished.
         done: the requests of finished local steps.
@@ -61,8 +61,9 @@ class LocalWorker(StageDevice):
         self.compute_s = 0.0
         self.tokens = 0
         self._ids_array = 0
-        self._due: Mapping[SumName, Mapping[str, StageArray]] = {}  # changes to be added
-        # The moments of each parameter, and what the device has not returned of its differences.
+        self._due: Mapping[SumName, Mapping[str, StageArray]] = {}  # updates to be added to weights
+        # For each parameter, its moments and its error, which is the unreturned part of
+        # differences.
         self._inner: dict[SumName, dict[str, StageArray]] = {}
         for key, one in self._resident.parameters.items():
             self._inner[key] = {names.moment(n): each for n, each in enumerate(one.moments)}
@@ -130,11 +131,12 @@ class LocalWorker(StageDevice):
                     self._snapshot[array] = now
 
     def collect(self, dtype: str) -> bool:
-        """Request the moments at the end of the last round or, during a round, at its beginning.
+        """Request the moments from the end of the last round or, during a round, its beginning.
+
+        A round in progress ends, and the device must start over with `begin`.
 
         Returns:
-            False if the device no longer has them. Otherwise, `part` returns them. During a round,
-            the round ends, and the device can only begin again.
+            Whether the device still has these moments. If so, `part` returns them once they arrive.
         """
         if not self.is_finished:
             if not self._keeps_inner or not self.round:
@@ -153,7 +155,7 @@ class LocalWorker(StageDevice):
         return True
 
     def _add(self, key: SumName, update: Mapping[str, StageArray]) -> None:
-        """Add the server's change of a weight, and mix the device's own weight with the result."""
+        """Add the server's update to a weight, and mix the device's own weight into the result."""
         weight = self._resident.parameters[key].weight
         before, now = self._snapshot.pop(weight), self._sent.pop(weight)
         feed = {names.START: before} | {name: self._put(array) for name, array in update.items()}
@@ -188,8 +190,8 @@ class LocalWorker(StageDevice):
     def more(self, work: RoundWork) -> None:
         """Request the next local steps, or the difference.
 
-        Steps that overlap with an exchange are all requested at once, before what travels down or
-        after what travels up. So the device is not without an order in the meantime.
+        Steps that overlap with an exchange are all requested at once, before the update is sent or
+        after the difference is requested. The device is then never idle during the transfer.
         """
         last = max(0, min(work.overlap[1], len(work.steps[self.device]) - 1))
         if self._due:
@@ -225,7 +227,7 @@ class LocalWorker(StageDevice):
         given = [self._put(each) for each in scalars]
         if self.model.clip is not None:
             given = self._clipped(request, given, scalars)
-        # The largest last: by then, all other gradients are gone.
+        # Update the largest parameter last, when all other gradients have been dropped.
         by_size = sorted(request.sums.items(), key=lambda each: self._sizes[each[1]])
         request.sums = dict(by_size)
         self.update_with(request, given)
@@ -252,7 +254,7 @@ class LocalWorker(StageDevice):
         self._forget(batch.ids)
 
     def _end_backward(self, request: StageRequest, dx: int, name: object, tokens: int) -> None:
-        """Add the gradients of the embedding, instead of returning the input's gradient."""
+        """Accumulate the embedding's gradients instead of returning the input gradient."""
         embedding = self.model.embedding
         if embedding.backward is not None:
             feed = {names.IDS: self._ids_array, names.DY: dx}
@@ -263,7 +265,7 @@ class LocalWorker(StageDevice):
     def _clipped(
         self, request: StageRequest, given: Sequence[int], scalars: Sequence[StageArray]
     ) -> list[int]:
-        """Request coefficients that also clip the gradients by their norm."""
+        """Request coefficients that also clip the gradients by their norm. Return wire IDs."""
         assert self.model.clip is not None
         squares = self.sum_of_squares(request)
         made = []
@@ -276,9 +278,9 @@ class LocalWorker(StageDevice):
         return made
 
     def _difference(self, work: RoundWork) -> StageRequest:
-        """Prepare a request for the difference between the server's last weights and the present.
+        """Prepare a request for the differences of the current weights from the server's last ones.
 
-        The caller requests its rows.
+        The caller requests the rows.
         """
         self.difference = request = self._request(RequestKind.DIFFERENCE)
         kept = self._snapshot

@@ -108,7 +108,7 @@ class Authenticator(Protocol):
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record the end of a session. `lost`: whether the session ended unintentionally."""
+        """Record the end of a session. `lost` says whether it ended unintentionally."""
         return
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:

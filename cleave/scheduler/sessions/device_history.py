@@ -76,7 +76,7 @@ class DeviceHistory:
             del self._departed[who]
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """Record the end of a session. `lost`: whether the session ended unintentionally."""
+        """Record the end of a session. `lost` says whether it ended unintentionally."""
         if session.identity is None:
             return
         self._credit(session, now_s)

@@ -32,7 +32,7 @@ from profiles.device_profile import DeviceKind
 
 _MOST_VERSIONS: Final = 8  # maximum number of protocol versions listed in one message
 
-# seconds that a device should wait before it retries to join a full server
+# time in seconds after which a device may retry to join a full server
 FULL_RETRY_S: Final = 30.0
 ASSUMED_FLOPS_PER_S: Final = 50e9  # a modest laptop's speed, assumed if a device specifies none
 
@@ -49,7 +49,7 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
     if hello.version != limits.VERSION:
         return Refusal(ErrorCode.VERSION, other_version(hello))
     if Op.MATMUL.value not in hello.ops or DType.FP32.value not in hello.dtypes:
-        raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
+        raise ProtocolError("a device must support op 'matmul' and dtype 'fp32'")
     if hello.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
         reason = (
             f"the device offers {hello.memory_bytes} bytes of memory; "
@@ -57,7 +57,7 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
         )
         return Refusal(ErrorCode.LIMIT, reason)
     if full_with is not None:
-        reason = f"this server takes {full_with} devices and has them; try again later"
+        reason = f"this server is full, with {full_with} devices; try again later"
         return Refusal(ErrorCode.LIMIT, reason, FULL_RETRY_S)
     return None
 
@@ -66,8 +66,8 @@ def other_version(hello: Hello) -> str:
     """Return the error message for a client whose `hello` uses another protocol version."""
     if limits.VERSION in hello.versions:
         return (
-            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
-            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+            f"this {hello.role.value} sent hello in protocol version {hello.version}; "
+            f"send it in version {limits.VERSION}, which this {hello.role.value} also supports"
         )
     spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
     return (
@@ -214,12 +214,12 @@ class Joining:
         if known_as is None:
             return admission
         if (rest_s := self._resting.get(known_as, now_s) - now_s) > 0:
-            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            reason = f"this device exceeded a message limit; it may rejoin in {rest_s:.0f} s"
             return Refusal(ErrorCode.LIMIT, reason, rest_s)
         if not hello.measure and (rest_s := self._short_stays.wait_s(known_as, now_s)) > 0:
             reason = (
-                f"this device left {limits.MAX_SHORT_STAYS} times soon after it came; it may come "
-                f"back in {rest_s:.0f} s"
+                f"this device left {limits.MAX_SHORT_STAYS} times shortly after joining; it may "
+                f"rejoin in {rest_s:.0f} s"
             )
             return Refusal(ErrorCode.LIMIT, reason, rest_s)
         return admission
@@ -237,7 +237,7 @@ class Joining:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
-            returns: whether the PS knows which arrays the device has from its last session.
+            returns: whether the PS knows which arrays the device still has from its last session.
             verify: whether the server verifies results. If so, the probe tests the device's
                 arithmetic, unless the device joins only for a link measurement.
         """
@@ -272,7 +272,7 @@ class Joining:
         """Handle a probe result. After the last, make the device ready or send it the rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
-            reason = f"it failed the test of its arithmetic: {probe.fault}"
+            reason = f"it failed its arithmetic test: {probe.fault}"
             return [Refuse(session.id, ErrorCode.QUARANTINED, reason)]
         if (found := probe.rates) is None:
             return sent
@@ -293,7 +293,7 @@ class Joining:
         """
         again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
         if not again:
-            raise ProtocolError(f"the device could not do the probe: {message.reason}")
+            raise ProtocolError(f"the device could not complete the probe: {message.reason}")
         return [Send(session.id, m) for m in again]
 
     def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
@@ -344,8 +344,8 @@ def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[De
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]
         reason = (
-            "a link is measured with the same join code or credential already, and this is the "
-            "earlier measurement; measure one after the other"
+            "another link measurement started with the same join code or credential, so this "
+            "earlier one ends; run measurements one after another"
         )
         over = before[: max(0, len(before) + 1 - admission.at_once)]
         return [Refuse(id, ErrorCode.DUPLICATE, reason) for id in over]
@@ -353,8 +353,8 @@ def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[De
     if admission.identity is None or not here:
         return []
     reason = (
-        "the same device joined a second time, and this is the first; "
-        "to run two devices on one machine, join each with a --name and a join code of its own"
+        "the same device joined a second time, so this first session ends; "
+        "to run two devices on one machine, join each with its own --name and join code"
     )
     text = f"{admission.name} joined again; its earlier session {here[0]} ends"
     return [Note(text), *(Refuse(id, ErrorCode.DUPLICATE, reason) for id in here)]

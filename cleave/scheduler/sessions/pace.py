@@ -25,7 +25,7 @@ from cleave.scheduler.sessions.reputation import trial_in_s
 
 # A device is slow if it takes this many times its predicted time plus the fleet's median delay.
 SLOW: Final = 2.0
-LEAST_LATE_S: Final = 0.05  # Shorter delays do not count, because the PS may cause them.
+LEAST_LATE_S: Final = 0.05  # shorter delays do not count, because the PS may cause them
 
 # Number of samples stored per device. Their lower median is used, so one outlier has no effect.
 SAMPLES: Final = 8
@@ -60,7 +60,7 @@ class Estimate:
     def text(self) -> str:
         """Return a description of the estimate for users; empty if the device is not slow."""
         if self.late_s:
-            how = f"its answers come {self.late_s:.2g} s late"
+            how = f"its answers arrive {self.late_s:.2g} s late"
         elif self.slowness > 1:
             how = f"it takes {self.slowness:.2g} times as long as its rates say"
         else:

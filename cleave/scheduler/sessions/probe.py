@@ -241,7 +241,7 @@ class Probe:
         if fault is None:
             return ""
         kind = test.a.dtype.value
-        return f"a product of {kind} numbers, as {test.out.value}, is wrong: {fault.reason}"
+        return f"a product of {kind} numbers in {test.out.value} is wrong: {fault.reason}"
 
     # --- times ---
 
@@ -345,7 +345,7 @@ def _sustained(least_s: dict[int, float]) -> float:
 def _not_awaited(message: messages.Result) -> ProtocolError:
     return ProtocolError(
         f"result {message.id}, {message.rows}x{message.columns} {message.dtype}, "
-        f"is not the answer to the probe"
+        f"does not answer the probe"
     )
 
 

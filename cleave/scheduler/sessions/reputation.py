@@ -1,4 +1,4 @@
-"""A device's correct and wrong results, and its failed runs: when it is quarantined or set aside.
+"""Count a device's wrong results and failed runs, which decide on quarantine and setting aside.
 
 A failed run is not a wrong result and adds no penalty points. However, its task must be repeated,
 so a device on which every run fails slows down training. Such a device is set aside, and then tried
@@ -167,7 +167,7 @@ class Setbacks:
         if not self.aside:
             return ""
         return (
-            f"its runs fail, the last with: {self.last}; tried again after "
+            f"its runs fail, most recently with: {self.last}; next trial after "
             f"{trial_in_s(self.times):.0f} s"
         )
 

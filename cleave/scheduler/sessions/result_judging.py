@@ -33,7 +33,7 @@ class CheckScope(Enum):
     OFF = "off"
 
 
-_USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sample:0.1"
+_USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, such as sample:0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise UsageError(f"a share of {self.share:g} of the results cannot be checked; {_USE}")
+            raise UsageError(f"{self.share:g} is not a valid share of results to verify; {_USE}")
 
     @classmethod
     def of(cls, value: Verification | str | bool) -> Verification:
@@ -68,11 +68,11 @@ class Verification:
             if not 0 < share <= 1:
                 raise ValueError
         except ValueError:
-            raise UsageError(f"--verify is {value!r}; {_USE}") from None
+            raise UsageError(f"--verify {value!r} is not valid; {_USE}") from None
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Return whether results are verified. `crossed`: whether they cross a process boundary."""
+        """Return whether to verify results. `crossed`: do they cross process boundaries?"""
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
@@ -86,7 +86,7 @@ class Verification:
         return rng.random() < self.share
 
 
-NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
+NOT_ROUNDED: Final = "were not the right rounding of the product, far more than on an honest device"
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
@@ -95,9 +95,9 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
     if isinstance(result, messages.Computed):
-        return "" if of_graph else f"there is no result, which was to be {rows}x{columns} {dtype}"
+        return "" if of_graph else f"the result is missing: {rows}x{columns} {dtype} was requested"
     if of_graph:
-        return "it sent a result for an order that has none"
+        return "it sent a result for an order that returns none"
     nbytes = payload_bytes(result.payload)
     form = (result.rows, result.columns, result.dtype, nbytes)
     if form == (rows, columns, dtype, task.output_bytes):
@@ -139,13 +139,13 @@ class ResultJudge:
         return [failed, *self.quarantine_if_due(session, fault.reason)]
 
     def was_wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """Add a wrong result's penalty to its device and report the fault to the authenticator."""
+        """Add a wrong result's penalty to its device, and report the fault to the authenticator."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device whose penalty points reached the limit. `last`: the latest fault."""
+        """Quarantine a device if its penalty points reach the limit. `last` is the latest fault."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

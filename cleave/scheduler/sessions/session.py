@@ -83,11 +83,11 @@ class Session:
     may_code: bool = False  # the device was told that it may compress results
     measure: bool = False  # the device joined only for a link measurement
     measured_by: str = ""  # see `Admission.measured_by`
-    # Names the arrays of this session. A device that lost its connection states the name to
-    # continue with its arrays; see `StageRuns.returned`.
+    # Secret name of this session's arrays. To continue with its arrays after a lost connection, a
+    # device states this name (see `StageRuns.returned`).
     arrays: str = ""
-    returning: bool = False  # the device must still say which arrays it has from before
-    held: frozenset[int] | None = None  # the arrays that a device still had; None if it had none
+    returning: bool = False  # the device has not yet stated which arrays it kept
+    held: frozenset[int] | None = None  # IDs of the arrays that the device kept, if any
     own: bool = False  # the device is the operator's own
     here: bool = False  # the device is known to run on the server's computer
     telemetry: dict[str, float] = field(default_factory=dict)
@@ -135,9 +135,9 @@ class Session:
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the size in bytes of the largest awaited task result, and of the largest of all.
+        """Return the sizes, in bytes, of the largest awaited task result and of the largest result.
 
-        The second size also considers results of cancelled runs and of probes.
+        The second size also covers the results of cancelled runs and probes.
         """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe

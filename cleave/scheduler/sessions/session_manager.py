@@ -84,6 +84,7 @@ class SessionManager:
             `--coding`.
         card: rates of the server's network card, which all devices share; None for no limit.
         expected_devices: minimum number of devices that are assumed to share the card.
+        kept: records of the trained state that devices had when an earlier PS process ended.
     """
 
     def __init__(
@@ -212,14 +213,14 @@ class SessionManager:
             return []
         session = self.sessions[session_id]
         if code is ErrorCode.QUARANTINED:
-            session.arrays = ""  # its arrays are not trusted any more
+            session.arrays = ""  # the device's arrays are no longer trusted
             if session.identity is not None:
                 self.auth.quarantined(session.identity, reason)
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
         lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # other codes: ended by the PS
-        # A device that made a mistake does not keep its arrays.
+        # A device that violated the protocol does not keep its arrays.
         returns = code in (ErrorCode.LIMIT, ErrorCode.DUPLICATE)
         return instructions + self.closed(session_id, reason, now_s, lost=lost, returns=returns)
 
@@ -252,7 +253,7 @@ class SessionManager:
 
         Args:
             lost: whether the session ended unintentionally.
-            returns: whether the device may return with its arrays; by default, as `lost`.
+            returns: whether the device may return with its arrays; by default, the value of `lost`.
         """
         returns = lost if returns is None else returns
         session = self.sessions.pop(session_id, None)
@@ -268,7 +269,7 @@ class SessionManager:
         return kept if probing else kept + self._do(events.DeviceLost(session_id), now_s)
 
     def expire(self, now_s: float) -> list[ForRuntime]:
-        """Replace devices with stages that have not returned in time."""
+        """Reassign the stages of devices that have not returned in time."""
         return self._carry_out(self.stages.expire(now_s), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
@@ -279,7 +280,7 @@ class SessionManager:
             limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
             since_s = now_s - (session.opened_s if joining else session.heard_s)
             if since_s > limit_s:
-                what = "said no hello" if joining else "was silent"
+                what = "sent no hello" if joining else "was silent"
                 reason = f"the device {what} for {since_s:.0f} s"
                 instructions += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
             elif session.state is DeviceState.READY:
@@ -331,7 +332,7 @@ class SessionManager:
             case messages.TaskError(run, reason) if trial is not None and trial.probe.awaits(run):
                 return self._trials.trial_run_failed(session, trial, run, reason, now_s)
             case messages.Computed(run) if trial is not None and trial.probe.awaits(run):
-                raise ProtocolError(f"run {run} tests a product: its answer is a result")
+                raise ProtocolError(f"run {run} is part of a probe, so its answer must be a result")
             case messages.Computed() if session.probe is None:
                 return self._result(session, message, now_s)
             case messages.TaskError():
@@ -350,7 +351,7 @@ class SessionManager:
                 session.telemetry.update(message.values)
                 if len(session.telemetry) > limits.MAX_TELEMETRY:
                     raise ProtocolError(
-                        f"a device may report {limits.MAX_TELEMETRY} named values, not more"
+                        f"a device may report at most {limits.MAX_TELEMETRY} named values"
                     )
                 return []
             case messages.Drain():
@@ -456,7 +457,7 @@ class SessionManager:
         """Start a step by stages, and reserve all memory of its devices until the step ends."""
         begun = self.stages.begin(work, now_s)
         planned = {device for stage in work.planned for device in stage.devices}
-        # Trained state may be on devices that are not in the plan.
+        # Devices that are not in the plan may hold trained state.
         reserved = self._reserve(dict.fromkeys(planned | self.stages.in_use), now_s)
         return reserved + self._carry_out(begun, now_s)
 
@@ -497,7 +498,7 @@ class SessionManager:
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def begin_snapshot(self, work: StepWork, position: int, now_s: float) -> list[ForRuntime]:
-        """Begin to fetch the trained state after the last step; see `StageRuns`."""
+        """Begin to fetch the state after the last step, when `position` updates were done."""
         return self._carry_out(self.stages.begin_snapshot(work, position), now_s)
 
     def update(self, scalars: Sequence[StageArray], now_s: float) -> list[ForRuntime]:
@@ -505,7 +506,7 @@ class SessionManager:
         return self._carry_out(self.stages.update(scalars), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""
+        """Accept or reject the step's first suspect result. `reason` says what is wrong with it."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
@@ -573,7 +574,7 @@ class SessionManager:
         return done
 
     def _let_leave(self, now_s: float) -> list[ForRuntime]:
-        """Dismiss the devices that only waited until they had returned their trained state."""
+        """Dismiss the leaving devices that have now returned their trained state."""
         done: list[ForRuntime] = []
         for device in sorted(self.stages.holders.leaving):
             done += self._carry_out(self.stages.lost(device), now_s)

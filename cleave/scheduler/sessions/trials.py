@@ -2,7 +2,7 @@
 
 This module does no I/O.
 
-A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
+A device is set aside after several consecutive failed runs (`reputation.py`). A slow device may get
 no tasks from the planner (`pace.py`). In a trial, the device multiplies secret random matrices. No
 job uses the products.
 """
@@ -59,7 +59,7 @@ class Trials:
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
-            decisions.append(Note(f"{session.name} could not do a run: {reason}"))
+            decisions.append(Note(f"{session.name} failed a run: {reason}"))
         return decisions
 
     def tick(
@@ -73,7 +73,7 @@ class Trials:
         if session.trial is not None:
             if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
                 return []
-            return self.failed(session, session.trial, "it does not answer a trial", now_s)
+            return self.failed(session, session.trial, "it did not answer a trial in time", now_s)
         if session.rates is None or busy:
             return []
         slow = self._observe and session.pace.due(session.rates, now_s) and not alone
@@ -99,7 +99,7 @@ class Trials:
         """Handle a result of a trial. After the last result, make the device available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
-            reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
+            reason = f"it failed its arithmetic test: {trial.probe.fault}"
             return [Refuse(session.id, ErrorCode.QUARANTINED, reason)]
         if trial.probe.rates is None:
             return sent
@@ -179,6 +179,6 @@ def judge_paces(
         session.reason = session.restriction
         history.remember(session)
         if session.pace.estimate.slow != before.slow:
-            text = session.pace.estimate.text or "its answers come in time again"
+            text = session.pace.estimate.text or "its answers arrive on time again"
             decisions.append(Note(f"{session.name}: {text}"))
     return decisions

@@ -1,4 +1,4 @@
-"""The messages for trained state that stays on one device: restoring, updating, returning it."""
+"""Queue the messages that restore, update and return trained state on one device."""
 
 from __future__ import annotations
 
@@ -47,20 +47,22 @@ class StageDevice(StagePasses):
 
     @property
     def has_state(self) -> bool:
-        """Return whether the device has any trained state."""
+        """Return whether the device holds any trained state."""
         return any(array in self._sent for array in self._updates)
 
     def has_state_of(self, plan: PlannedStage) -> bool:
-        """Return whether the device has a stage's trained state, of any time since the snapshot."""
+        """Return whether the device has a stage's trained state from the snapshot or later."""
         found = [self.updates_of(array) for array in self._resident.arrays_of(plan)]
         return bool(found) and all(n is not None and n >= self._resident.position for n in found)
 
     def resume(self, device: int, held: Set[int]) -> None:
-        """Continue in a new session with what the device still has and a step may need.
+        """Continue in a new session with the arrays and graphs that the device still has.
+
+        The device drops arrays and graphs that the current step does not use.
 
         Args:
             device: the ID of the new session.
-            held: wire IDs of all arrays and graphs that the device has.
+            held: wire IDs of all arrays and graphs that are still on the device.
         """
         needed = _all_arrays(self.work)
         sent = ((what, id) for what, id in self._sent.items() if id in held)
@@ -68,7 +70,7 @@ class StageDevice(StagePasses):
         self._out += self.dropped(device, held - {*self._sizes})
 
     def kept(self, arrays: str) -> KeptState:
-        """Return the trained state on the device. `arrays`: see `Session.arrays`."""
+        """Return a record of the trained state on the device. `arrays` is `Session.arrays`."""
         found = {k: a for k, a in self._resident.keyed.items() if a in self._sent}
         return KeptState(
             arrays,
@@ -77,7 +79,7 @@ class StageDevice(StagePasses):
         )
 
     def adopt(self, kept: KeptState) -> None:
-        """Use the state on a device of which an earlier process of the PS has kept records."""
+        """Continue with the device's trained state, as recorded by an earlier PS process."""
         arrays, lineage = self._resident.keyed, Lineage(-1)
         for key, (id, updates) in kept.state.items():
             if (array := arrays.get(key)) is not None:
@@ -86,15 +88,15 @@ class StageDevice(StagePasses):
         self.occupied_bytes = sum(self._sizes.values())
 
     def drop_withdrawn(self) -> None:
-        """Drop trained state with more updates than all steps before the current one did."""
+        """Drop trained state that already contains updates of the current step."""
         ahead = [a for a, updates in self._updates.items() if updates > self.now]
         self.drop_state(ahead)
 
     def updates_in(self, plan: PlannedStage) -> int | None:
         """Return the number of updates in a stage's trained state on the device.
 
-        Return None if the device lacks the state, or cannot use it: the log no longer has the next
-        step, or the last one was withdrawn.
+        Return None if the device lacks the state or the state is unusable, because it is older than
+        the snapshot or contains updates of a withdrawn step.
         """
         resident = self._resident
         found = {self.updates_of(array) for array in resident.arrays_of(plan)}
@@ -106,10 +108,10 @@ class StageDevice(StagePasses):
         return updates
 
     def restore(self, request: StageRequest) -> None:
-        """Send a stage's trained state, and repeat the logged steps since then.
+        """Send a stage's trained state and request the repetition of the logged steps.
 
-        A device that has older state only repeats the steps that it missed. `more_replay` later
-        repeats the steps that exceed the limit on orders in flight.
+        If the device already has older state, it only repeats the steps that it missed. Steps
+        beyond the limit on orders in flight are requested later by `more_replay`.
         """
         resident = self._resident
         updates = self.updates_in(request.plan)
@@ -127,21 +129,21 @@ class StageDevice(StagePasses):
         self.repeat(request, resident.log[updates - resident.position :])
 
     def stop_restoring(self, request: StageRequest) -> None:
-        """Drop the state that a request restores."""
+        """Drop the partly restored state of a request."""
         self.drop([*request.sums.values()])
         self.drop_state(self._resident.arrays_of(request.plan))
         for step, _ in list(request.replay)[:1]:
             self.forget_step(step.work, self.work, request.plan)
 
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
-        """Repeat logged steps, after those that the request still has to repeat."""
+        """Append logged steps to those that the request must repeat, and request them."""
         for step in steps:
             request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
             request.replay.append((step, None))
         self.more_replay(request)
 
     def more_replay(self, request: StageRequest) -> None:
-        """Repeat more of the logged micro-batches and updates."""
+        """Request more logged micro-batches and updates, up to the limit on orders in flight."""
         now = self.work
         while request.replay and len(request.answers) <= _REPLAYED * len(request.layers):
             step, batch = request.replay.popleft()
@@ -156,7 +158,7 @@ class StageDevice(StagePasses):
         self.work = now
 
     def forget_step(self, before: StepWork, now: StepWork, plan: PlannedStage) -> None:
-        """Drop the arrays and graphs of an earlier step, such as masks, that step `now` lacks."""
+        """Drop the arrays and graphs of step `before`, such as masks, that step `now` lacks."""
         needed = _all_arrays(now)
         for array in dict.fromkeys(arrays_of(before, plan)):
             if array in self._sent and array not in needed:
@@ -165,14 +167,14 @@ class StageDevice(StagePasses):
     def squares(self, request: StageRequest) -> None:
         """Request the sum of all squared elements of `request.sums`, unless there are no sums.
 
-        No order overwrites an input, so that a failed order can be repeated alone.
+        No order overwrites its inputs, so a failed order can be repeated alone.
         """
         if array := self.sum_of_squares(request):
             self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")
             self.drop([array])
 
     def sum_of_squares(self, request: StageRequest) -> int:
-        """Request the sum of squares. Return its wire ID, or 0 if there are no sums."""
+        """Request the sum of squared gradients. Return its wire ID; 0 if there are no gradients."""
         total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
         array = 0
         for (layer, name), gradient in request.sums.items():
@@ -185,13 +187,13 @@ class StageDevice(StagePasses):
         return array
 
     def update(self, request: StageRequest, scalars: Sequence[StageArray]) -> None:
-        """Request an optimizer step with the gradient sums in `request.sums`, and drop them."""
+        """Request an optimizer step with the gradients in `request.sums`, and drop them."""
         self.update_with(request, [self._put(each) for each in scalars])
         for each in scalars:
             self._forget(each)
 
     def update_with(self, request: StageRequest, given: Sequence[int]) -> None:
-        """Request an optimizer step. `given` has the wire IDs of the coefficients by group."""
+        """Request an optimizer step. `given` contains the coefficients' wire IDs, by group."""
         resident = self._resident
         for (layer, name), gradient in request.sums.items():
             one = resident.parameters[layer, name]
@@ -209,25 +211,25 @@ class StageDevice(StagePasses):
         request.sums.clear()
 
     def state(self, request: StageRequest) -> None:
-        """Request a stage's trained state. Answers have the key (array, first row)."""
+        """Fetch a stage's trained state. Answers are stored under the key (array, first row)."""
         for array in self._resident.arrays_of(request.plan):
             id = self._sent[array]
             request.rest += row_pieces((array,), id, array.rows, array.columns, "fp32")
         self.more_rows(request)
 
     def begin_snapshot(self, request: StageRequest, state: Iterable[StageArray]) -> None:
-        """Keep the present trained state of a stage until `request` has returned it."""
+        """Keep the current trained state `state` on the device until `request` has returned it."""
         for array in state:
             id = self._snapshot[array] = self._sent[array]
             size = array.rows, array.columns
             request.rest += row_pieces((array,), id, *size, "fp32", _SNAPSHOT_BYTES)
 
     def more_of_snapshot(self, request: StageRequest) -> None:
-        """Request the next piece of a snapshot."""
+        """Request the next block of rows of a snapshot."""
         self._next_rows(request)
 
     def end_of_piece(self, request: StageRequest, array: StageArray) -> None:
-        """Drop an array of a snapshot if it has been returned and is no longer in use."""
+        """Drop a snapshot's array once it has been returned completely and is no longer current."""
         if request.rest and request.rest[0].name[0] is array:
             return
         id = self._snapshot.pop(array)
@@ -235,12 +237,12 @@ class StageDevice(StagePasses):
             self.drop([id])
 
     def end_snapshot(self) -> None:
-        """Drop what is only kept for a snapshot."""
+        """Drop the arrays that are kept only for a snapshot."""
         held, self._snapshot = self._snapshot, {}
         self.drop([id for array, id in held.items() if self._sent.get(array) != id])
 
     def drop_state(self, *states: Iterable[StageArray]) -> None:
-        """Drop the trained state of stages, except the arrays of a snapshot."""
+        """Drop trained state, except arrays that are kept for a snapshot."""
         found = [self._sent.pop(a) for state in states for a in state if a in self._sent]
         kept = {*self._snapshot.values()}
         self.drop([id for id in found if id not in kept])

@@ -177,7 +177,7 @@ class DeviceArrays:
 
     @staticmethod
     def dropped(device: int, ids: Set[int]) -> list[SendStage]:
-        """Return the message with which a device drops arrays that no `DeviceArrays` tracks."""
+        """Return a message that tells a device to drop arrays that no `DeviceArrays` tracks."""
         return [SendStage(device, messages.Drop(tuple(sorted(ids))))] if ids else []
 
     @property
@@ -314,7 +314,7 @@ class DeviceArrays:
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def drop(self, arrays: Iterable[int]) -> None:
-        """Tell the device to drop the arrays with these wire IDs."""
+        """Queue a message that tells the device to drop the arrays with these wire IDs."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)
@@ -329,9 +329,9 @@ def row_pieces(
     dtype: str,
     nbytes: int = _PIECE_BYTES,
 ) -> Iterator[RowsPiece]:
-    """Divide an array into blocks of rows of at most `nbytes` bytes in fp32.
+    """Divide an array into blocks of rows. A block has at most `nbytes` bytes in fp32, or one row.
 
-    Each block is named (*`key`, first row). Blocks are sent in `dtype`.
+    Each block is named (*`key`, first row) and is sent in `dtype`.
     """
     step = max(1, nbytes // (_FP32 * columns))
     for first in range(0, rows, step):

@@ -1,7 +1,7 @@
-"""Finds the devices that hold the trained state of stages, in and between steps.
+"""Find the devices that hold the trained state of stages, during and between steps.
 
-A device that loses its connection may still have its state, so its stages wait for it. A device
-that wants to leave first returns the state that no other device has.
+A device that loses its connection may still have its trained state, so its stages wait for the
+device. Before a device leaves, it returns the state that no other device has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Away:
     """The arrays of a device that lost its connection, if it still has them.
 
     Attributes:
-        awaited: whether its stages wait for it.
+        awaited: whether the device's stages wait for its return.
     """
 
     store: StageDevice
@@ -53,11 +53,12 @@ class Holders:
     """Finds the devices that hold trained state.
 
     Args:
-        stores: maps a device to its `StageDevice`. Devices that leave or return change it.
+        stores: maps a device to its `StageDevice`. Entries are removed and added when devices leave
+            and return.
         ids: the counters for new IDs.
 
     Attributes:
-        leaving: devices that leave as soon as they have returned their trained state.
+        leaving: devices that will leave once they have returned their trained state.
         return_s: how long a stage waits for a device that lost its connection, in seconds.
     """
 
@@ -74,7 +75,7 @@ class Holders:
     # --- steps ---
 
     def begin(self, work: StepWork, now_s: float) -> None:
-        """Tell all stores the work of a step. They drop the state of withdrawn steps."""
+        """Set the work of a new step in all stores, and drop the state of withdrawn steps."""
         assert work.resident is not None
         for kept in work.resident.kept:
             if kept.arrays in self._expected:
@@ -87,12 +88,12 @@ class Holders:
             store.drop_withdrawn()
 
     def withdraw(self) -> None:
-        """Drop an unfinished step's updates on devices that lost their connection."""
+        """Drop the state that disconnected devices updated in an unfinished step."""
         for store in self._stores_away():
             store.drop_withdrawn()
 
     def end(self) -> None:
-        """Forget the arrays of devices that lost their connection."""
+        """Forget the arrays of disconnected devices."""
         self._away.clear()
         self._expected.clear()
 
@@ -104,12 +105,12 @@ class Holders:
     ) -> PlannedStage:
         """Return the stage, reassigned to the device that holds its newest trained state.
 
-        A stage without trained layers has no state, so it stays on its planned device. If the
-        newest state is on a device that lost its connection, the stage has no device yet.
+        A stage without trained layers stays on its planned device. While the newest state is on a
+        disconnected device that may return, the returned stage has no device.
 
         Args:
             there: the devices that can take part in the step.
-            last: the devices that had the stage in the last step.
+            last: the devices of this stage in the last step.
         """
         assert work.resident is not None
         if not any(work.resident.of_stage(stage)):
@@ -126,7 +127,9 @@ class Holders:
     def store_of(
         self, state: Iterable[StageArray], updates: int, able: Set[int]
     ) -> StageDevice | None:
-        """Return the store of an able device with state after `updates` updates, or None."""
+        """Return the store of a device in `able` that has `state` after exactly `updates` updates.
+
+        Return None if no device in `able` has this state."""
         state = list(state)
         for device, store in self._stores.items():
             if device in able and all(store.updates_of(array) == updates for array in state):
@@ -144,8 +147,8 @@ class Holders:
     ) -> bool:
         """Return whether a device that wants to leave should first return its trained state.
 
-        The training thread then fetches the state of all devices. It does not if other devices also
-        have this device's state, or if that would take too long.
+        If so, the training thread fetches the state of all devices. The state is not fetched if
+        other devices also hold it, or if the upload would take too long.
 
         Args:
             step: the current or last step.
@@ -177,7 +180,7 @@ class Holders:
         return True
 
     def keep(self, session: Session, now_s: float) -> bool:
-        """Remember the state on a device that lost its connection. Return False if it has none."""
+        """Remember a disconnected device's trained state. Return False if the device has none."""
         store = self._stores.get(session.id)
         if store is None or not store.has_state:
             return False
@@ -185,27 +188,28 @@ class Holders:
         return True
 
     def awaits(self, arrays: str) -> bool:
-        """Return whether a device has left these arrays (`Session.arrays`) and may return."""
+        """Return whether the device with these arrays (`Session.arrays`) is away and may return."""
         return arrays in self._away or arrays in self._expected
 
     def expect(self, kept: Sequence[KeptState]) -> None:
-        """Let devices return with the state that they had before the PS was restarted.
+        """Let devices rejoin with the state that they had before the PS restarted.
 
-        Their arrays have IDs that an earlier process assigned. So new IDs are far larger.
+        An earlier process assigned the IDs of their arrays. To avoid collisions, new IDs start far
+        above the recorded IDs.
         """
         self._expected = {one.arrays: one for one in kept}
         largest = max((id for one in kept for id, _ in one.state.values()), default=0)
         self._ids.arrays = max(self._ids.arrays, largest + _ID_GAP if kept else 0)
 
     def expected_bytes(self, session: Session) -> int:
-        """Return the size of the state on a device that has returned before the first step."""
+        """Return the size in bytes of the state on a device that rejoined before the first step."""
         kept = self._expected.get(session.arrays)
         return kept.nbytes if kept is not None and session.held is not None else 0
 
     def returned(self, session: Session, *, in_step: bool) -> list[SendStage]:
-        """Let a device that is available again continue with the arrays that it still has.
+        """Let a returned device continue with the arrays that it still has.
 
-        `in_step`: whether a step is running.
+        `in_step` says whether a step is running.
         """
         if session.held is not None and (kept := self._expected.get(session.arrays)):
             known = {id for id, _ in kept.state.values()}
@@ -226,7 +230,7 @@ class Holders:
         return store.take()
 
     def expire(self, now_s: float) -> bool:
-        """Stop waiting for devices that are away too long. Return whether there are any."""
+        """Stop waiting for devices that did not return in time. Return whether any wait ended."""
         if self._expected:
             self._expected_s = now_s if self._expected_s is None else self._expected_s
             if now_s >= self._expected_s + _EXPECTED_S:
@@ -238,7 +242,7 @@ class Holders:
         return bool(late)
 
     def awaited(self, stage: PlannedStage) -> bool:
-        """Return whether a device with the present state of a stage may return soon."""
+        """Return whether an absent device with the current state of a stage may still return."""
         return any(
             away.awaited and away.store.updates_in(stage) == away.store.now
             for away in self._away.values()
@@ -251,9 +255,10 @@ def kept_by_holders(
     stages: Sequence[PlannedStage],
     rates: Mapping[int, DeviceRates],
 ) -> Mapping[int, KeptBatches]:
-    """Return `StepWork.kept_batches` if devices hold other stages than planned.
+    """Return `StepWork.kept_batches`, adjusted for stages that are not on their planned devices.
 
-    A device retains as much as the planned device if it has no other stage and as much memory.
+    A new device retains as many micro-batches as the planned device if it has only this stage and
+    at least as much memory. Otherwise, it retains no arrays.
     """
     found = dict(kept)
     held = Counter(device for stage in stages for device in stage.devices)

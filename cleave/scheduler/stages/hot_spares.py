@@ -1,9 +1,9 @@
-"""Hot spares: devices without a stage that have trained state, and can take over a stage at once.
+"""Hot spares: devices without a stage of their own that can take over a stage immediately.
 
-A hot spare has the state of one or more stages. It repeats each micro-batch of a step as soon as
-the stage's device has finished it, and all of the step when the step is complete. If the device of
-a stage is lost, its hot spare continues with the other micro-batches. A hot spare that is behind
-first repeats the steps in the log.
+A hot spare follows one or more stages: it holds their trained state and keeps the state current. It
+repeats each micro-batch after the stage's device has finished it, and the update at the end of the
+step. If the stage's device is lost, the hot spare continues with the remaining micro-batches. A hot
+spare that has fallen behind first repeats the steps in the log.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Copy:
     """A copy of a stage's state on a hot spare.
 
     Attributes:
-        request: repeats steps.
+        request: the request with which the hot spare repeats steps.
         updates: number of updates in the state once `request` has been answered.
-        most: number of steps to repeat at which the device is too slow.
-        step: the step under way, if the device repeats it already.
-        given: the micro-batches of `step` that the device has been given.
+        most: maximum number of steps left to repeat; with more, the device counts as too slow.
+        step: the current step, once the device has begun to repeat it; None before.
+        given: the micro-batches of `step` that were added to `request`.
     """
 
     stage: PlannedStage
@@ -57,11 +57,11 @@ class _Copy:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the device is repeating steps, or has repeated a part of one."""
+        """Return whether the device is repeating steps or has repeated part of a step."""
         return bool(self.request.answers or self.request.replay or self.request.sums)
 
     def leave_step(self) -> None:
-        """Forget the step under way. Its micro-batches that are already requested remain so."""
+        """Forget the current step. Requests that were already sent for it are not cancelled."""
         one = self.request
         left = {batch for step, batch in one.replay if step is self.step}
         one.added = self.given - {batch for batch in left if batch is not None}
@@ -70,10 +70,10 @@ class _Copy:
 
 
 class HotSpares:
-    """Chooses which device follows which stage, and lets it repeat logged steps.
+    """Chooses which device follows which stage, and requests the repetition of steps.
 
     Args:
-        stores: maps a device to its `StageDevice`. Missing devices are added.
+        stores: maps a device to its `StageDevice`. This class adds missing devices.
     """
 
     def __init__(self, stores: dict[int, StageDevice], ids: Names) -> None:
@@ -100,7 +100,7 @@ class HotSpares:
     def revise(self, work: StepWork, rates: Mapping[int, DeviceRates], holders: Set[int]) -> None:
         """Choose which devices follow which stages from now on.
 
-        A device no longer follows stages that have changed, or for which it is too slow.
+        A device stops following a stage if the stage's layers changed or the device is too slow.
 
         Args:
             work: the step that begins, or is under way.
@@ -151,12 +151,12 @@ class HotSpares:
     def follow(
         self, step: LoggedStep, number: int, done: Set[int], holders: Set[int]
     ) -> list[SendStage]:
-        """Let the hot spare of a stage repeat micro-batches of the step under way.
+        """Request that a stage's hot spare repeat micro-batches of the current step.
 
-        A hot spare that still has to repeat logged steps, or has got a stage, gets none.
+        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped.
 
         Args:
-            step: the step under way. Its coefficients are not known yet.
+            step: the current step. Its optimizer coefficients are not known yet.
             number: number of the stage.
             done: all micro-batches that the stage's device has finished.
             holders: the devices that have a stage in the step.
@@ -172,10 +172,10 @@ class HotSpares:
         return out
 
     def complete(self, step: LoggedStep, holders: Set[int]) -> list[SendStage]:
-        """Let hot spares do the rest of a step that is complete, and its updates.
+        """Request that hot spares repeat the rest of a completed step, including its update.
 
         Args:
-            step: the step, with its coefficients.
+            step: the completed step, with its optimizer coefficients.
             holders: the devices that have a stage in the step.
         """
         out: list[SendStage] = []
@@ -190,7 +190,7 @@ class HotSpares:
         return out
 
     def abandon(self) -> None:
-        """Let hot spares forget what they have repeated of the step under way."""
+        """Discard what hot spares have repeated of the current step."""
         for (device, _), copy in self._copies.items():
             if copy.step is not None:
                 copy.leave_step()
@@ -208,7 +208,7 @@ class HotSpares:
         return store.take()
 
     def _repeat(self, device: int, copy: _Copy, work: StepWork, resident: Resident) -> None:
-        """Let a device repeat all logged steps that it has not been given yet."""
+        """Request all logged steps that a device has not been asked to repeat yet."""
         if device not in self._stores:
             self._stores[device] = StageDevice(device, self._ids, work)
         store = self._stores[device]
@@ -225,9 +225,9 @@ class HotSpares:
         spares: Mapping[int, DeviceRates],
         rates: Mapping[int, DeviceRates],
     ) -> list[tuple[int, int]]:
-        """Choose a hot spare for each stage that has none. Return devices and stage numbers.
+        """Choose a hot spare for each stage without one. Return (device, stage number) pairs.
 
-        A device that has returned with newer state replaces one that must repeat more steps.
+        A device with newer state replaces a hot spare that must repeat more steps.
         """
         assert work.resident is not None
         now = work.resident.now
@@ -266,7 +266,7 @@ class HotSpares:
         return chosen
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether a hot spare got an order to follow a stage."""
+        """Return whether an order was sent to a hot spare to follow a stage."""
         copy = self._copies.get((order.request.device, order.request.stage))
         return copy is not None and copy.request is order.request
 
@@ -279,10 +279,11 @@ class HotSpares:
         return store.take()
 
     def take_over(self, number: int, device: int) -> StageRequest | None:
-        """Let a device no longer follow a stage. If it repeats steps, return the request.
+        """Stop following a stage with a device. If it is repeating steps, return the request.
 
-        The caller is then responsible for the request, which may be answered already. It repeats no
-        more micro-batches of the step under way; `StageRequest.added` has those that it repeats.
+        The caller is then responsible for the request, which may already be answered. The request
+        repeats no further micro-batches of the current step. `StageRequest.added` contains the
+        micro-batches of the current step that it has repeated or is repeating.
         """
         copy = self._copies.pop((device, number), None)
         if copy is None or not copy.is_busy:
@@ -295,7 +296,7 @@ class HotSpares:
         return copy.request
 
     def failed(self, device: int, holders: Set[int]) -> list[SendStage]:
-        """Let a device no longer follow stages, because one of its orders failed.
+        """Stop following stages with a device, because one of its orders failed.
 
         Args:
             holders: the devices that have a stage in the step.
@@ -315,7 +316,7 @@ class HotSpares:
             del self._copies[key]
 
     def _leave(self, device: int, number: int) -> None:
-        """Forget a copy. What only an unfinished one needs is dropped now, the rest later."""
+        """Stop following a stage. If the copy is unfinished, drop its partial results now."""
         copy = self._copies.pop((device, number))
         store = self._stores.get(device)
         if store is None or not copy.is_busy:
@@ -331,7 +332,7 @@ def _layers(stage: PlannedStage) -> tuple[int, int]:
 
 
 def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
-    """Return how long a device is busy with a stage in a step, in seconds, at least."""
+    """Return a lower bound on the time that a device needs for a stage in a step, in seconds."""
     layers = work.layers[stage.first : stage.stop]
     flops = sum(work.tokens) * sum(one.forward_flops + one.backward_flops for one in layers)
     nbytes = 2 * sum(x.nbytes for x in work.x)
@@ -340,7 +341,7 @@ def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
 
 
 def _repeat_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
-    """Return how long a device needs to repeat a stage's part of a step, in seconds."""
+    """Return the predicted time in which a device repeats one step of a stage, in seconds."""
     layers = work.layers[stage.first : stage.stop]
     flops = sum(work.tokens) * sum(one.backward_flops for one in layers)
     nbytes = 2 * sum(x.nbytes for x in work.x)

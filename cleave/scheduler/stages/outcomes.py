@@ -176,14 +176,14 @@ class StepResult:
     Attributes:
         gradients: maps (layer number, parameter) to gradient sums, one for each accumulator, in a
             fixed order. Each sum is a list of blocks of consecutive rows.
-        used: the use of the busiest devices in the step, busiest first.
+        used: busy times of the busiest devices in the step, busiest first.
         holders: the devices that returned `state`, by stage number.
         squares: with trained state on devices, each stage's sum of squared gradients.
-        fetching: number of updates before the snapshot that devices are still returning; None if
-            there is none.
-        restored: number of stages whose trained state a device rebuilt from the snapshot and a log.
+        fetching: number of updates before the snapshot that devices are still returning; None if no
+            snapshot is being fetched.
+        restored: number of stages whose trained state a device rebuilt from a snapshot and the log.
         kept: the trained state on devices after the step.
-        left: names of the devices that left while they had a stage.
+        left: names of the devices that left during the step while they had a stage.
     """
 
     losses: Mapping[int, Any]  # maps a micro-batch to its loss, if devices computed the loss
@@ -205,10 +205,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWanted:
-    """All devices have their gradients, and wait for the coefficients of the optimizer step.
+    """All devices have accumulated their gradients and wait for the optimizer coefficients.
 
-    This is an outcome of steps with trained state on devices. The training thread must return the
-    coefficients.
+    This outcome occurs only in steps with trained state on devices. The training thread must return
+    the coefficients.
 
     Attributes:
         squares: sum of the squared elements of all gradients on devices.

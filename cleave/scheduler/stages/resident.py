@@ -18,11 +18,11 @@ from cleave.scheduler.stages.arrays import StageArray
 class ResidentParameter:
     """A trained parameter and its optimizer state.
 
-    The payloads are the snapshot. On a device, the same `StageArray` objects stand for the current
-    values, which only the device has.
+    The payloads contain the values from the snapshot. In a device's record, the same `StageArray`
+    objects stand for the current values, which only the device has.
 
     Attributes:
-        group: index of the parameter's scalars in those of a step.
+        group: index of the parameter's optimizer coefficients in `LoggedStep.scalars`.
     """
 
     weight: StageArray
@@ -40,8 +40,8 @@ class Lineage:
     """Identifies all state that one device computes from a snapshot that the PS sent to it.
 
     Attributes:
-        position: number of updates in that snapshot; -1 if it is not known, because an earlier
-            process of the PS sent it.
+        position: number of updates before that snapshot; -1 if unknown, because an earlier process
+            of the PS sent the snapshot.
     """
 
     position: int
@@ -49,13 +49,13 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The trained state that a device has after a step, by which a restarted PS finds it again.
+    """A record of a device's trained state after a step, from which a restarted PS can reuse it.
 
     Attributes:
-        arrays: the secret name of the device's arrays; see `Session.arrays`.
-        state: wire ID and number of updates of each weight and moment, by layer number, parameter
-            and position in `ResidentParameter.arrays`.
-        nbytes: size of the state.
+        arrays: the secret name of the device's arrays, as in `Session.arrays`.
+        state: maps (layer number, parameter, index in `ResidentParameter.arrays`) to the wire ID
+            and the number of updates of a weight or moment.
+        nbytes: size of the state in bytes.
     """
 
     arrays: str
@@ -75,10 +75,10 @@ class Holding:
     lineage: Lineage | None
 
     def continues(self, position: int, lineages: Set[Lineage]) -> bool:
-        """Return whether the device certainly began with its stage's part of an earlier snapshot.
+        """Return whether the device's state provably continues an earlier snapshot.
 
-        That is certain if the PS sent the snapshot to the device, or if the snapshot has state that
-        the device returned.
+        This is proven if the PS sent the snapshot to the device, or if the device returned a part
+        of the snapshot.
 
         Args:
             position: number of updates in the earlier snapshot.
@@ -93,7 +93,7 @@ class Snapshot:
     """The trained state of all layers after a step.
 
     Attributes:
-        position: number of all updates until then, as the training thread counts them.
+        position: total number of updates before the snapshot, as counted by the training thread.
         state: rows of each weight and moment, by array and first row.
         holders: the devices that returned the state, by stage number.
     """

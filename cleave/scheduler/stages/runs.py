@@ -1,4 +1,4 @@
-"""The current step by stages, and the arrays that devices store for stages."""
+"""Manage the current step by stages, and the arrays that devices store for stages."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class StageRuns:
         return session.own or self._any_device
 
     def why_none(self) -> str:
-        """Return a sentence on why no device can train whole layers now; empty if a device can."""
+        """Return why no device can train whole layers now; an empty string if a device can."""
         if self.able:
             return ""
         here = [s for s in list(self._sessions.values()) if s.rates is not None and not s.measure]
@@ -157,7 +157,7 @@ class StageRuns:
 
     @property
     def in_use(self) -> set[int]:
-        """Return the devices that have stages in the current step, or follow them."""
+        """Return the devices that have stages in the current step, and all hot spares."""
         return self._holders | self._spares.devices
 
     def occupied_bytes(self, device: int) -> int:
@@ -238,7 +238,7 @@ class StageRuns:
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
         """Begin to fetch the trained state after the last step.
 
-        Do nothing if an earlier snapshot is not finished, or a device with trained state has left.
+        Do nothing if an earlier snapshot is unfinished, or if no device has a stage's state.
 
         Args:
             work: the last step.
@@ -259,7 +259,7 @@ class StageRuns:
         return [*self._snapshot.begin()]
 
     def finished_snapshot(self, model: int) -> Snapshot | None:
-        """Return a finished snapshot of a model once; None if there is none."""
+        """Return a model's finished snapshot, once; None if no snapshot has finished."""
         if self._snapshot is None or self._snapshot.model != model:
             return None
         if (found := self._snapshot.finished) is not None:
@@ -267,12 +267,12 @@ class StageRuns:
         return found
 
     def fetching(self, model: int) -> int | None:
-        """Return the position of the snapshot that devices are returning; None without one."""
+        """Return the position of the snapshot that is being fetched; None if there is none."""
         snapshot = self._snapshot
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """End the snapshot, unless a device is given that has no part in it."""
+        """Abandon the current snapshot. With `device`, only if the device holds a part of it."""
         snapshot = self._snapshot
         if snapshot is None or (device is not None and not snapshot.involves(device)):
             return []
@@ -285,25 +285,25 @@ class StageRuns:
         return self.holders.hands_over(device, self._step, self.able.keys(), rates)
 
     def keep(self, session: Session, now_s: float) -> list[ForSteps]:
-        """Remember the trained state on a device that lost its connection, for `returned`."""
+        """Remember a disconnected device's trained state, in case the device returns."""
         if not self.holders.keep(session, now_s):
             return []
         self._spares.forget(session.id)
         return self._abandon_snapshot(session.id)
 
     def returned(self, session: Session) -> list[ForSteps]:
-        """Let a device that is available again continue with the arrays that it still has."""
+        """Let a returned device continue with the arrays that it still has."""
         in_step = self._step is not None and not self._step.ended
         return [*self.holders.returned(session, in_step=in_step), *self.changed()]
 
     def _returned_early(self) -> list[ForSteps]:
-        """Let devices that returned to a restarted PS continue, or drop what is not needed."""
+        """Let devices that rejoined a restarted PS continue, or tell them to drop their arrays."""
         early = [s for s in self._sessions.values() if s.held is not None and not s.returning]
         ready = [s for s in early if s.state is DeviceState.READY]
         return [one for s in ready for one in self.holders.returned(s, in_step=False)]
 
     def kept(self) -> list[KeptState]:
-        """Return the trained state on all connected devices that may return with it."""
+        """Return records of the trained state that connected devices would still have on return."""
         return [
             store.kept(session.arrays)
             for device, store in self._stores.items()
@@ -311,18 +311,18 @@ class StageRuns:
         ]
 
     def expire(self, now_s: float) -> list[ForSteps]:
-        """Let stages no longer wait for devices that have not returned in time."""
+        """Stop waiting for devices that have not returned in time."""
         if not self.holders.expire(now_s):
             return []
         return [*self._returned_early(), *self.changed()]
 
     def expect_none(self) -> list[ForSteps]:
-        """Let devices drop state from before a restart of the PS, because other work begins."""
+        """Tell devices to drop state from before a restart of the PS, because other work begins."""
         self.holders.expect(())
         return self._returned_early()
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
-        """Replace weights on devices. Do nothing while a step is running.
+        """Replace weights on devices between steps. Do nothing while a step is running.
 
         `arrays` maps arrays of the last step to the arrays that replace them.
         """
@@ -345,7 +345,7 @@ class StageRuns:
         return self._step.update(scalars) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """Accept or reject the step's first suspect result. `reason`: what is wrong with it."""
+        """Accept or reject the step's first suspect result. `reason` says what is wrong with it."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
@@ -500,7 +500,7 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available. It may also follow a stage."""
+        """Continue the step after a device became available. Reconsider the hot spares."""
         if self._step is None:
             return []
         out, work = self._step.changed(), self._step.work

@@ -1,7 +1,8 @@
-"""Fetches a snapshot of trained state from devices while they work on later steps.
+"""Fetch a snapshot of trained state from devices while they work on later steps.
 
-Devices do not overwrite state: an update makes new arrays. So a snapshot is the set of arrays after
-one step, which a device keeps until it has returned them, in small pieces between its other work.
+An update creates new arrays instead of overwriting the old ones. A snapshot is the set of arrays
+after one step. Each device keeps its arrays of the snapshot until it has returned them, in small
+blocks of rows between its other work.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from cleave.scheduler.stages.work import RequestKind, StageOrder, StageRequest, 
 
 
 class SnapshotRun:
-    """The snapshot of the state after one step.
+    """Fetches one snapshot: the trained state after one step.
 
     Args:
         work: the step after which the snapshot is taken.
         position: number of all updates until then.
-        holders: for each stage, the device that holds its state.
+        holders: maps a stage number to the record of the device that holds the stage's state.
 
     Attributes:
         model: the ID of the model; see `StepWork`.
@@ -48,11 +49,11 @@ class SnapshotRun:
         return self._requests.get(order.request.device) is order.request
 
     def involves(self, device: int) -> bool:
-        """Return whether a device returns a part of this snapshot."""
+        """Return whether a device holds a part of this snapshot."""
         return device in self._stores
 
     def more(self, device: int) -> list[SendStage]:
-        """Request a device's next piece, unless a piece is on its way."""
+        """Request a device's next block of rows, unless the device already owes one."""
         request, store = self._requests.get(device), self._stores.get(device)
         if request is None or store is None or request.answers or not request.rest:
             return []
@@ -60,11 +61,11 @@ class SnapshotRun:
         return store.take()
 
     def begin(self) -> list[SendStage]:
-        """Request the first piece of each device."""
+        """Request the first block of rows from each device."""
         return [sent for device in self._requests for sent in self.more(device)]
 
     def arrived(self, order: StageOrder, run: int, payload: Any) -> list[SendStage]:
-        """Record a piece. Request the next one if the device has nothing else to do."""
+        """Record a block of rows. If the device is idle, request its next block."""
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         request.found[order.name] = self._keep(payload)
@@ -75,14 +76,14 @@ class SnapshotRun:
 
     @property
     def finished(self) -> Snapshot | None:
-        """Return the snapshot; None if pieces are missing."""
+        """Return the snapshot; None until all blocks of rows have arrived."""
         if any(request.rest or request.answers for request in self._requests.values()):
             return None
         found = {k: v for request in self._requests.values() for k, v in request.found.items()}
         return Snapshot(self.position, found, self._held_by)
 
     def abandon(self) -> list[SendStage]:
-        """Let devices drop what they only keep for the snapshot."""
+        """Tell devices to drop the arrays that they keep only for the snapshot."""
         out: list[SendStage] = []
         for store in self._stores.values():
             store.end_snapshot()

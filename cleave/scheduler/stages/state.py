@@ -213,7 +213,7 @@ class StageState:
 
     @property
     def returned(self) -> float:
-        """Return the average number of activations left to return per remaining micro-batch.
+        """Return the average number of activations still to be returned per remaining micro-batch.
 
         The stage's output and the gradient of its input both count as activations.
         """

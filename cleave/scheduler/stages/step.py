@@ -247,7 +247,7 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Discard a device's requests and arrays, so that the unfinished passes are repeated."""
+        """Discard a device's requests and results, so that its unfinished passes are repeated."""
         for request in [request for request in self._requests if request.device == device]:
             self._requests.discard(request)
             self._taking.pop(request, None)
@@ -302,8 +302,8 @@ class StageStep:
     def withdraw(self) -> None:
         """End the step and discard its unfinished requests.
 
-        Unless the step is complete, devices drop the trained state that it has updated. The log
-        does not contain the step, so this state would be ahead of the log.
+        If the step is not complete, devices drop the trained state that it has already updated,
+        because this state would be ahead of the log.
         """
         if (trained := self._trained) is not None and not self.ended:
             self._spares.abandon()
@@ -704,7 +704,7 @@ class StageStep:
             self._out += store.take()
 
     def _stop_restoring(self, trained: TrainedState) -> None:
-        """Let stages that are being restored continue on devices with newer state."""
+        """Move stages that are being restored to devices that have newer state."""
         for request in [r for r in self._requests if r.kind is RequestKind.RESTORE]:
             stage = self._stages[request.stage]
             able = self._present().keys() - self._failed.keys() - {request.device}
@@ -722,7 +722,7 @@ class StageStep:
             self._out += store.take()
 
     def _use_gradients(self, trained: TrainedState) -> None:
-        """Request squared gradients, updates or trained state of stages without passes left."""
+        """Request squared gradients, updates or trained state from stages without passes left."""
         for number, device, kind in list(trained.due()):
             if self._is_waited_for(device):
                 continue
@@ -745,7 +745,7 @@ class StageStep:
             self._out.append(TellStep(wanted, self.work))
 
     def _logged(self) -> LoggedStep:
-        """Return this step as the log will have it, as far as it is known."""
+        """Return this step's log entry, as far as its contents are known."""
         assert self._trained is not None
         x, dy = [stage.x for stage in self._stages], [stage.dy for stage in self._stages]
         return LoggedStep(self.work, x, dy, self._trained.scalars or ())

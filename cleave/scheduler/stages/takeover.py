@@ -2,8 +2,8 @@
 
 The set of devices with the earliest predicted finish is selected. Each new device must first
 receive the stage's weights and must return gradient sums at the end, so more devices are not always
-faster. If that leads to an earlier finish, the gradient sums are divided into parts. The devices of
-each part together process all micro-batches, but return only the sums of their part.
+faster. If it leads to an earlier finish, the gradient sums are divided into parts. The devices of
+each part together process all micro-batches but return only the sums of their part.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return a device as a candidate, with its predicted times for this stage.
+        """Return a `Candidate` for a device, with its predicted times for this stage.
 
         Args:
             store: the record of the device's arrays; None if the device holds no arrays.

@@ -1,8 +1,8 @@
-"""Which device has the trained state of which stage in a step, and what it does with it next.
+"""Track which device has a stage's trained state in a step, and choose the device's next request.
 
-A device gets passes of a stage when it has the stage's trained state. After all passes, it returns
-the sum of its squared gradients, waits for the coefficients of the optimizer step, and updates the
-state. In a step that only fetches state, it returns the state instead.
+A device gets passes of a stage once it has the stage's trained state. After all passes, the device
+returns the sum of its squared gradients, waits for the coefficients of the optimizer step, and
+updates the state. In a step that only fetches state, the device returns the state instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _CHANGES: Final = (RequestKind.RESTORE, RequestKind.UPDATE)
 
 
 class TrainedState:
-    """Decides what devices do with trained state in one step. It sends nothing.
+    """Decides what devices do with trained state in one step. This class sends no messages.
 
     Args:
-        stages: the stages of the step, which the step changes.
+        stages: the stages of the step. The step modifies this sequence.
         stores: maps a device to its `StageDevice`.
-        requests: all requests to devices without an answer, which the step changes.
+        requests: all unanswered requests to devices. The step modifies this set.
 
     Attributes:
-        scalars: coefficients of the optimizer step; None until the training thread gives them.
+        scalars: coefficients of the optimizer step; None until the training thread provides them.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class TrainedState:
         self._squares_told = False
 
     def may_run(self, number: int, device: int) -> bool:
-        """Return whether a device has the state of stage `number`, after all logged steps."""
+        """Return whether a device has the state of stage `number`, including all logged updates."""
         return not self._restores(number, device) and self._is_on(device, self._stages[number].plan)
 
     def missing(self) -> Iterator[tuple[int, int]]:
-        """Yield the stages and devices that lack the state of the stage, and need it."""
+        """Yield (stage number, device) for each device that lacks its stage's trained state."""
         for number, stage in enumerate(self._stages):
             for device in stage.devices:
                 there = self._restores(number, device) or self._is_on(device, stage.plan)
@@ -59,7 +59,7 @@ class TrainedState:
                     yield number, device
 
     def due(self) -> Iterator[tuple[int, int, RequestKind]]:
-        """Yield the stages without passes left, their devices, and what they do next."""
+        """Yield (stage number, device, next request) for each stage with all passes done."""
         for number, stage in enumerate(self._stages):
             if stage.left or stage.has_landed or any(r.stage == number for r in self._requests):
                 continue
@@ -69,7 +69,7 @@ class TrainedState:
                     yield number, device, kind
 
     def all_squares(self) -> float | None:
-        """Return the sum of all squared gradients once, when all devices have returned theirs."""
+        """Return the sum of all squared gradients, once, when all stages have returned theirs."""
         found = [stage.squares for stage in self._stages if stage.squares is not None]
         if self._squares_told or len(found) < len(self._stages):
             return None
@@ -77,7 +77,7 @@ class TrainedState:
         return math.fsum(found)
 
     def unfinished(self, device: int) -> list[set[StageArray]]:
-        """Return the state of each stage that a device is still restoring or updating."""
+        """Return the arrays of each stage whose state a device is still restoring or updating."""
         return [
             set(self._resident.arrays_of(request.plan))
             for request in self._requests
@@ -85,14 +85,14 @@ class TrainedState:
         ]
 
     def updated(self, device: int) -> list[set[StageArray]]:
-        """Return the state that a device has updated, unless all stages are updated."""
+        """Return the arrays that a device has updated; an empty list if all stages are updated."""
         if self._resident.fetches or all(stage.has_landed for stage in self._stages):
             return []
         mine = (s for s in self._stages if s.has_landed and device in s.devices)
         return [set(self._resident.arrays_of(stage.plan)) for stage in mine]
 
     def _is_on(self, device: int, plan: PlannedStage) -> bool:
-        """Return whether a device has the present state of a stage, perhaps with its update."""
+        """Return whether a device has a stage's state from before or after this step's update."""
         store, now = self._stores.get(device), self._resident.now
         return store is not None and all(
             store.updates_of(array) in (now, now + 1) for array in self._resident.arrays_of(plan)
@@ -107,7 +107,7 @@ class TrainedState:
         )
 
     def _next(self, stage: StageState) -> RequestKind | None:
-        """Return what a device does after all passes of a stage; None if it must wait."""
+        """Return the next request for a stage without passes left; None if the device must wait."""
         if stage.owes_state:
             return RequestKind.STATE
         if stage.squares is None:

@@ -39,13 +39,15 @@ SumName: TypeAlias = tuple[int, str]  # a parameter's gradient sum: (layer numbe
 
 @dataclass(frozen=True, slots=True)
 class RowsPiece:
-    """Consecutive rows of a gradient sum, of trained state or of a difference, in one message.
+    """A block of consecutive rows, fetched in one message.
+
+    The rows belong to a gradient sum, a weight, a moment or a difference.
 
     Attributes:
         name: key of the answer in `StageRequest.found`.
         first: number of the first row.
         rows, columns: shape of the block.
-        dtype: dtype in which the rows travel.
+        dtype: dtype in which the rows are sent.
     """
 
     name: Any
@@ -187,13 +189,14 @@ class Resident:
     Attributes:
         parameters: the trained parameters of all layers.
         update: graph that updates a parameter; see `cleave.graphs.optimizer_graphs`.
-        squares: graph that adds up squared gradients.
+        squares: graph that sums the squares of a gradient's elements.
         log: all steps since the snapshot, oldest first.
-        position: number of all updates before the snapshot; see `Snapshot`.
-        fetches: whether the step has no passes, and only fetches the state, as a new snapshot.
+        position: total number of updates before the snapshot (`Snapshot.position`).
+        fetches: whether the step only fetches the state as a new snapshot, without any passes.
         copies: maximum number of stages that hot spares follow; None for no limit.
-        keep: stores a payload of a new snapshot, and returns the payload for `Snapshot.state`.
-        kept: the state that devices had when an earlier process of the PS ended.
+        keep: stores a received payload of a new snapshot and returns the object to put into
+            `Snapshot.state`.
+        kept: records of the state that devices had when an earlier process of the PS ended.
         arrays: the weights and moments of all parameters.
     """
 
@@ -223,7 +226,7 @@ class Resident:
 
     @property
     def now(self) -> int:
-        """Return the number of all updates before this step."""
+        """Return the total number of updates before this step."""
         return self.position + len(self.log)
 
     def of_stage(self, stage: PlannedStage) -> Iterator[tuple[SumName, ResidentParameter]]:
@@ -378,7 +381,7 @@ class StageRequest:
 
     @property
     def steps_left(self) -> int:
-        """Return the number of logged steps whose updates must still be requested."""
+        """Return the number of logged steps whose updates have not been requested yet."""
         return sum(batch is None for _, batch in self.replay)
 
     @property

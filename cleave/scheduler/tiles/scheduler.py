@@ -45,7 +45,7 @@ HOLD_MOST_S: Final = 300.0
 _RECUT_FROM_S: Final = 0.005  # repartition tasks that add more than this to the finish time
 _HELPED_AT_ONCE: Final = 32  # maximum number of busy devices that a new device helps
 
-# the reason reported for a withdrawn job, which is no failure
+# the reason reported for a withdrawn job, which did not fail
 WITHDRAWN: Final = "it was withdrawn"
 FINISHED_KEPT: Final = 64  # number of finished jobs whose durations are remembered
 _DROP_BATCH: Final = 512
@@ -317,7 +317,7 @@ class Scheduler:
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
-            self._stick(job, f"no connected device has the memory for {need} bytes at once")
+            self._stick(job, f"a task needs {need} bytes of memory, more than any device offers")
         for device_id, task in assigned:
             self.counters.reissued += 1
             self._enqueue(devices[device_id], task)
@@ -458,7 +458,7 @@ class Scheduler:
         self._stick(
             job,
             f"{job.title} failed on every connected device, last on {last}; it waits for "
-            f"another device, and is tried again in {for_s:.0f} s",
+            f"another device, or for another try in {for_s:.0f} s",
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:

@@ -88,7 +88,9 @@ class DeviceAdmin:
         uses, life_s = arguments.get("uses", 1), arguments.get("life_s", CODE_LIFE_S)
         own = arguments.get("own", False)
         if type(uses) is not int or type(life_s) not in (int, float) or type(own) is not bool:
-            raise UsageError("`uses` is a count, `life_s` a number of seconds, `own` a bool")
+            raise UsageError(
+                "`uses` must be a count, `life_s` a number of seconds, and `own` a bool"
+            )
         code = self._access.pair(uses, life_s, own=own)
         return {
             "id": code.record.id,
@@ -112,9 +114,9 @@ class DeviceAdmin:
         state = _state(found[0], self._clock())
         if state != "open":
             raise UsageError(
-                f"join code {wanted} is {state}: nobody can join with it; nothing was changed"
+                f"join code {wanted} is {state}, so nobody can join with it; nothing was changed"
             )
-        self._access.statuses.void(wanted, "the server's operator made it so")
+        self._access.statuses.void(wanted, "the server's operator voided it")
         return {"code": self._codes_by_id()[wanted], "unwritten": self._written()}
 
     def _codes_by_id(self) -> dict[int, Answer]:
@@ -123,12 +125,12 @@ class DeviceAdmin:
     def _written(self) -> str:
         """Write pending decisions. Return the error message; empty on success.
 
-        Raise CleaveError instead if no running server will retry the write.
+        If no running server will retry the write, raise CleaveError instead.
         """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
         if trouble and self.sessions is None:
-            raise CleaveError(f"this could not be written: {trouble}")
+            raise CleaveError(f"this change could not be written: {trouble}")
         return trouble
 
     def _running(self) -> Sessions:

@@ -70,7 +70,7 @@ class OperatorSessions:
             if isinstance(message, messages.Bye):
                 raise ConnectionLostError(message.reason)
             if not isinstance(message, messages.Request):
-                raise ProtocolError(f"an operator sends requests, not {message.TYPE}")
+                raise ProtocolError(f"an operator may send only requests, not {message.TYPE}")
             reply, follow = self._answer(message, access_level)
             await connection.send(_encoded(reply))
             if access_level is AccessLevel.VIEWER:
@@ -113,7 +113,7 @@ class OperatorSessions:
                     job = self.jobs.find(str(arguments.get("job", "")))
                     last = arguments.get("last", _RECORDS)
                     if not isinstance(last, int) or not 0 < last <= _RECORDS:
-                        raise UsageError(f"last is {last!r}; give 1 to {_RECORDS:,} records")
+                        raise UsageError(f"`last` is {last!r}; give 1 to {_RECORDS:,} records")
                     data = {"job": job.id, "state": job.state.value, "records": job.records[-last:]}
                 case "status":
                     data = self._status()
@@ -124,7 +124,7 @@ class OperatorSessions:
                     data = self._device_admin.answer(action, arguments)
                 case _:
                     raise UsageError(
-                        f"unknown request {request.action!r}; this server knows submit, attach, "
+                        f"unknown request {request.action!r}; this server supports submit, attach, "
                         f"stop, pause, resume, records, status, overview, pair, codes, void, "
                         f"dashboard, devices, revoke, release, own and history"
                     )
@@ -199,5 +199,5 @@ def _encoded(reply: messages.Reply) -> list[Buffer]:
     try:
         return encode(reply)
     except ProtocolError as error:
-        failed = {"text": f"the server cannot say this: {error}", "exit_code": 1}
+        failed = {"text": f"the server cannot encode this reply: {error}", "exit_code": 1}
         return encode(messages.Reply(reply.id, ok=False, data=failed))

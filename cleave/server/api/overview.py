@@ -111,8 +111,8 @@ class ServerFacts:
     verify: str = ""  # in the format of `cleave serve --verify`
     egress_bytes_per_s: float | None = None  # of the network card; None if unknown
     ingress_bytes_per_s: float | None = None
-    title: str = ""  # who asks for devices, for their owners
-    about: str = ""  # what the devices train, for their owners
+    title: str = ""  # person or project that asks for devices, shown to device owners
+    about: str = ""  # what the devices train, shown to device owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Question:
     job: str = ""  # id of the job to include; empty for the running or else the latest job
     after_record: int = 0  # number of the job's records that the client already has
     device: int = 0  # session number of the device whose timeline to include; 0 for none
-    stream: bool = False  # whether to include what all devices did recently
+    stream: bool = False  # whether to include the recent activity of all devices
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
@@ -131,9 +131,11 @@ class Question:
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
-            raise UsageError("`after_event`, `after_record` and `device` are counts, `job` a text")
+            raise UsageError(
+                "`after_event`, `after_record` and `device` must be counts, and `job` a string"
+            )
         if not isinstance(stream, bool):
-            raise UsageError("`stream` is a bool")
+            raise UsageError("`stream` must be a bool")
         return cls(numbers[0], job, numbers[1], numbers[2], stream)
 
 

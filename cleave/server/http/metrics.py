@@ -24,27 +24,30 @@ from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 PATH: Final = "/metrics"
 
 _TOTALS: Final = {
-    "blocks": ("cleave_blocks", "Runs of devices whose results were used."),
+    "blocks": ("cleave_blocks", "Device runs whose results were used."),
     "flops": ("cleave_flops", "Floating-point operations of used results."),
     "down_bytes": ("cleave_downlink_bytes", "Bytes sent to devices."),
     "up_bytes": ("cleave_uplink_bytes", "Bytes received from devices."),
-    "reissued": ("cleave_reissued_units", "Tasks that were given to other devices."),
-    "wrong": ("cleave_wrong_results", "Results that were checked and wrong."),
-    "joined": ("cleave_devices_joined", "Sessions of devices that began."),
-    "left": ("cleave_devices_left", "Sessions of devices that ended."),
+    "reissued": ("cleave_reissued_units", "Tasks that were reassigned to other devices."),
+    "wrong": ("cleave_wrong_results", "Checked results that were wrong."),
+    "joined": ("cleave_devices_joined", "Device sessions that began."),
+    "left": ("cleave_devices_left", "Device sessions that ended."),
 }
 _STEP: Final = {
-    "step": ("cleave_job_step", "The last optimizer step that is done."),
+    "step": ("cleave_job_step", "The last completed optimizer step."),
     "loss": ("cleave_job_loss", "Training loss of that step."),
-    "tokens": ("cleave_job_step_tokens", "Tokens of that step."),
+    "tokens": ("cleave_job_step_tokens", "Number of tokens in that step."),
     "wall_s": ("cleave_job_step_seconds", "Duration of that step."),
     "fleet_s": ("cleave_job_step_fleet_seconds", "Seconds of that step spent waiting for devices."),
     "ps_s": ("cleave_job_step_server_seconds", "Seconds of that step spent on the server."),
 }
 _ENERGY: Final = {
-    "devices_j": ("cleave_devices_energy_joules", "Energy that devices used, where it is known."),
+    "devices_j": ("cleave_devices_energy_joules", "Known energy that devices used."),
     "ps_j": ("cleave_server_energy_joules", "Energy that the server's machine used, if known."),
-    "gco2e": ("cleave_devices_carbon_grams", "Carbon of that energy, grams of CO2 equivalent."),
+    "gco2e": (
+        "cleave_devices_carbon_grams",
+        "Emissions of that energy, in grams of CO2 equivalent.",
+    ),
 }
 
 Admit = Callable[[str, str], AccessLevel | Refusal]
@@ -69,7 +72,7 @@ class Metrics(Collector):
         scheme, _, token = request.authorization.partition(" ")
         shown = token.strip() if scheme.lower() == "bearer" else ""
         if shown or not _is_local(request):
-            refused = "send the viewer's token: Authorization: Bearer TOKEN"
+            refused = "send the viewer's token in the header Authorization: Bearer TOKEN"
             verdict = self._admit(shown, request.address) if shown else None
             if isinstance(verdict, Refusal):
                 refused = verdict.reason
@@ -89,7 +92,11 @@ class Metrics(Collector):
         server = seen["server"]
         facts = {name: str(server[name]) for name in ("version", "name", "verify")}
         yield InfoMetricFamily("cleave_server", "The server.", value=facts)
-        yield _gauge("cleave_start_time_seconds", "When it was started.", server["started_s"])
+        yield _gauge(
+            "cleave_start_time_seconds",
+            "Unix time at which the server started.",
+            server["started_s"],
+        )
         for key, (name, text) in _TOTALS.items():
             yield CounterMetricFamily(name, text, value=seen["totals"][key])
         yield _traffic(seen["traffic"])
@@ -97,7 +104,11 @@ class Metrics(Collector):
         for way in ("egress", "ingress"):
             rate = seen["card"][f"{way}_bytes_per_s"]
             if rate is not None:
-                yield _gauge(f"cleave_card_{way}_bytes_per_second", "Of its network card.", rate)
+                yield _gauge(
+                    f"cleave_card_{way}_bytes_per_second",
+                    "Rate of the server's network card.",
+                    rate,
+                )
         for key, (name, text) in _ENERGY.items():
             if seen["energy"][key] is not None:
                 yield _gauge(name, text, seen["energy"][key])
@@ -114,7 +125,7 @@ def _gauge(name: str, text: str, value: float, **labels: str) -> Metric:
 def _traffic(ways: dict[str, dict[str, int]]) -> Metric:
     family = CounterMetricFamily(
         "cleave_traffic_bytes",
-        "Bytes sent to devices and received, by what they are for.",
+        "Bytes sent to and received from devices, by kind of data.",
         labels=("way", "kind"),
     )
     for way, kinds in ways.items():
@@ -133,8 +144,8 @@ def _devices(table: dict[str, Any]) -> Metric:
 def _job(job: dict[str, Any]) -> Iterator[Metric]:
     labels = {"job": job["job"], "model": job["model"]}
     running = job["state"] == "running"
-    yield _gauge("cleave_job_steps", "Steps to be done in all.", job["steps"], **labels)
-    yield _gauge("cleave_job_running", "Whether it runs.", running, **labels)
+    yield _gauge("cleave_job_steps", "Total number of optimizer steps.", job["steps"], **labels)
+    yield _gauge("cleave_job_running", "Whether the job is running.", running, **labels)
     if (last := job["last_step"]) is not None:
         for key, (name, text) in _STEP.items():
             yield _gauge(name, text, last[key], **labels)

@@ -1,8 +1,9 @@
 """The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
 The build compiles `web_client/` into `cleave/server/web/`. At startup, the server reads all built
-files into memory. Requests can reach only the built files, and `/project.json`, from which the join
-page tells a device's owner about the project."""
+files into memory. Requests can reach only the built files, and `/project.json`, which describes the
+project to device owners on the join page.
+"""
 
 from __future__ import annotations
 
@@ -64,15 +65,15 @@ _NOT_BUILT: Final = b"""<!doctype html>
 </head>
 <body>
 <h1>This server has no web pages</h1>
-<p>It runs from a copy of Cleave whose pages were not built. Whoever runs it can get them in one of
-two ways, and start it again:</p>
+<p>It runs from a copy of Cleave whose pages were not built. Its operator can get the pages in
+one of two ways, and then restart the server:</p>
 <ul>
 <li>with Node.js: <code>make web</code> in the folder of that copy;</li>
 <li>install the wheel that <code>make package</code> puts into <code>dist</code>.</li>
 </ul>
 <p>Without pages, a machine with Python joins: <code>pip install ./cleave_train-*.whl</code>, or
 <code>pip install .</code> in a copy of Cleave, then
-<code>cleave join 'THE ADDRESS OF THIS PAGE'</code>, with all that follows its <code>#</code>.
+<code>cleave join 'THE ADDRESS OF THIS PAGE'</code>, including everything after its <code>#</code>.
 (The package <code>cleave</code> on PyPI is another project.)
 <code>cleave status</code> shows what the fleet is doing.</p>
 </body>

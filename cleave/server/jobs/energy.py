@@ -28,10 +28,10 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 Answer = dict[str, object]
 
 _OF_PS: Final = {
-    Basis.MEASURED: "the server: what its machine measured since the server began, all it does",
-    Basis.MODELLED: "the server: as stated by cleave serve --ps-watts",
-    Basis.UNKNOWN: "the server: its machine does not tell what it draws "
-    "(cleave serve --ps-watts says)",
+    Basis.MEASURED: "the server: all energy that its machine measured since the server started",
+    Basis.MODELLED: "the server: as stated with cleave serve --ps-watts",
+    Basis.UNKNOWN: "the server: its machine does not measure its power "
+    "(state it with cleave serve --ps-watts)",
 }
 
 
@@ -160,10 +160,10 @@ class EnergyMeter:
     def _of_grid(self) -> str:
         grid = self._grid
         if grid is None:
-            return "no country is stated (cleave serve --grid): carbon is unknown"
+            return "carbon is unknown, because no country is stated (cleave serve --grid)"
         return (
             f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh; "
-            f"of the devices alone"
+            f"for the devices only"
         )
 
 
@@ -173,14 +173,12 @@ def _assumed(sums: EnergySums) -> list[str]:
     gaps, past_gaps = sums.here_gaps, sums.ended_gaps
     assumed = [f"{gaps[gap]} of {here} devices: {gap.value}" for gap in Gap if gaps[gap]]
     assumed += [
-        f"{past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
-        for gap in Gap
-        if past_gaps[gap]
+        f"{past_gaps[gap]} of {ended} ended sessions: {gap.value}" for gap in Gap if past_gaps[gap]
     ]
     if unknown:
         assumed.append(f"{unknown} of {here} devices: their power is unknown, not counted")
     if past_unknown:
-        assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
+        assumed.append(f"{past_unknown} of {ended} ended sessions: power unknown, not counted")
     assumed.append("chargers and the network: not counted")
     return assumed
 
@@ -211,7 +209,7 @@ class OwnPower:
     def source(self) -> str:
         """Return where the energy figures come from, in words for users."""
         if self._stated_w is not None:
-            return f"{self._stated_w:g} W at the socket, as stated"
+            return f"{self._stated_w:g} W at the wall socket, as stated"
         return self._meter.source
 
     def used(self) -> Ps:

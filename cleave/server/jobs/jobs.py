@@ -62,7 +62,7 @@ class TrainingJob:
     pauses: bool = False  # whether an operator asked the job to pause
     left_by_server: bool = False  # whether the server ends before the job
     finished: bool = False  # whether the job has completed its last step
-    continues: str = ""  # where `resume` continues, as a clause; empty for a job not resumed
+    continues: str = ""  # where a resumed job continues, as a clause; empty if not resumed
     place: int = 0  # orders the queued jobs; a new number each time the job is queued
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)  # set to stop after a step
@@ -151,7 +151,7 @@ class Jobs:
         for other in self.all() if name else ():
             if other.is_due and other.arguments.get("name") == name:
                 raise UsageError(
-                    f"{other.id}, which is queued, is called {name!r}; give another name"
+                    f"{other.id}, which is queued, already has the name {name!r}; give another name"
                 )
         with self._lock:
             number = next(self._numbers)
@@ -208,7 +208,7 @@ class Jobs:
                 self._rest(job)
             elif job.state is not JobState.PAUSED:
                 raise UsageError(
-                    f"{id} is {job.state.value}; only a job that has not ended can be paused"
+                    f"{id} is {job.state.value}; only jobs that have not ended can be paused"
                 )
         return job
 
@@ -223,10 +223,10 @@ class Jobs:
         if job is None:
             job = self._left_behind(id)
         elif job.state in (JobState.QUEUED, JobState.RUNNING):
-            so = "about to pause; ask again when it is" if job.pauses else "not paused"
+            so = "about to pause; try again once it is paused" if job.pauses else "not paused"
             raise UsageError(f"{id} is {job.state.value} and {so}")
         elif job.state is JobState.DONE:
-            raise UsageError(f"{id} is done; train further with `cleave train --resume`")
+            raise UsageError(f"{id} is done; to train further, use `cleave train --resume`")
         after, done = 0, next(p.steps for p in self._history.all() if p.number == job.number)
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
@@ -234,7 +234,7 @@ class Jobs:
             after = self._runner.resumes_after(job.run_folder)
         job.continues = f"it continues after step {after:,}" if after else "it starts at step 1"
         if done > after:
-            job.continues += f", so what was done until step {done:,} is repeated"
+            job.continues += f", so the steps up to {done:,} are repeated"
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         job.left_by_server = False
         with self._lock:
@@ -330,8 +330,8 @@ class Jobs:
                     continue
                 if job.stop.is_set():  # the server is closing; the job stays queued in the store
                     text = (
-                        f"the server ends, and the job has not begun; when it runs again, continue "
-                        f"with: cleave jobs resume {job.id}"
+                        f"the server stopped before the job began; when the server runs again, "
+                        f"continue with: cleave jobs resume {job.id}"
                     )
                     self._report(job, {"event": "stopped", "text": text})
                     continue

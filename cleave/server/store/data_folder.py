@@ -75,13 +75,13 @@ class DataFolder:
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
                     f"others can read the {role}'s token {path} (its mode is {mode:04o}); "
-                    f"delete it for a new one, or `chmod 600` it if nobody has read it"
+                    f"delete it to get a new one, or run `chmod 600` if nobody has read it"
                 )
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise _unusable(path, error) from None
         if len(token) < CREDENTIAL_BYTES:
-            raise CleaveError(f"the {role}'s token {path} is cut short; delete it for a new one")
+            raise CleaveError(f"the {role}'s token {path} is truncated; delete it to get a new one")
         return token
 
     def write_url(self, url: str) -> None:
@@ -115,4 +115,4 @@ def default_folder() -> Path:
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:
-    return CleaveError(f"{path} cannot be used ({error}); mend it, or give --data another folder")
+    return CleaveError(f"{path} cannot be used ({error}); repair it, or give --data another folder")

@@ -20,7 +20,7 @@ _INTERRUPTED: Final = "interrupted"
 
 
 _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
-"""For each `event` about waiting, the `state` of a record that says that the job waits."""
+"""Maps each `event` about waiting to the `state` that means that the job waits."""
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
@@ -35,7 +35,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 LEFT_BY_SERVER: Final = "the server ended before the job did"
-"""First words of the reason of a job that was unfinished when its server ended."""
+"""Start of the reason stored for a job that was unfinished when its server ended."""
 
 
 def how_to_continue(number: int) -> str:
@@ -50,7 +50,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
     if job.run_folder or job.request:
         how = how_to_continue(job.number)
     else:
-        how = "it had not begun; submit it again"
+        how = "the job had not begun; submit it again"
     reason = f"{LEFT_BY_SERVER}; {how}"
     return replace(job, state=_INTERRUPTED, reason=reason, ended_s=None)
 

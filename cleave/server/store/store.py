@@ -141,17 +141,17 @@ class DeviceRecord:
     name: str  # unique
     standing: AccessStatus
     reason: str  # why the device is quarantined or revoked; empty if not stated
-    paired_s: float  # when it first joined
-    seen_s: float  # when the server last heard from it
+    paired_s: float  # time when the device first joined
+    seen_s: float  # time when the server last received from the device
     absence: Departure
     absence_reason: str
     sessions: int
     losses: int  # sessions in which the connection was lost
     faults: int  # wrong results
-    code: int | None  # id of its join code; None if unknown
+    code: int | None  # ID of the device's join code; None if unknown
     done: DeviceCounters
     behavior: Behavior = field(default_factory=Behavior)  # in its last session
-    own: bool = False  # whether the operator owns it; if so, it may train whole layers
+    own: bool = False  # whether the operator owns the device, so that it may train whole layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Store:
     def _failed(self, error: Exception) -> StoreError:
         return StoreError(
             f"the server's store {self._path or 'in memory'} cannot be used ({error}); "
-            f"mend it, or choose another folder with --data"
+            f"repair it, or choose another folder with --data"
         )
 
     def close(self) -> None:
@@ -255,9 +255,9 @@ class Store:
             latest = FIRST_VERSION + len(migrations) - 1
             if version and not FIRST_VERSION <= version <= latest:
                 raise StoreError(
-                    f"the server's store {self._path} has version {version}, and this Cleave knows "
-                    f"versions {FIRST_VERSION} to {latest}; install the Cleave that wrote it, or "
-                    f"choose another folder with --data"
+                    f"the server's store {self._path} has version {version}; this Cleave "
+                    f"supports {FIRST_VERSION} to {latest}; install the Cleave version that wrote "
+                    f"it, or choose another folder with --data"
                 )
             for migration in migrations[version and version - FIRST_VERSION + 1 :]:
                 for statement in migration:

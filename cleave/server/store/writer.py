@@ -109,7 +109,7 @@ class StoreWriter:
         self._thread.join()
         for owed in self._owed.values():
             if owed.what:
-                _logger.error("this was never written, and is forgotten now: %s", owed.what)
+                _logger.error("this change was never written and is lost now: %s", owed.what)
 
     def _write_on(self) -> None:
         written_s = time.monotonic()
@@ -147,7 +147,7 @@ class StoreWriter:
                 if owed.what and not owed.said:
                     owed.said = True
                     _logger.warning(
-                        "%s: this holds, and is written as soon as it can be", owed.what
+                        "%s: this is in effect, and will be written as soon as possible", owed.what
                     )
                 continue
             with self._lock:
@@ -184,4 +184,4 @@ class StoreWriter:
                 return
             again, self._error = bool(self._error), ""
         if again:
-            _logger.info("the server's store can be written again, and is up to date")
+            _logger.info("the server's store is writable again and up to date")
