@@ -212,10 +212,10 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_run(run, taken)
     shutil.rmtree(run.path / CHECKPOINTS)
-    with pytest.raises(UsageError, match="has no checkpoint: it has not ended"):
+    with pytest.raises(UsageError, match="has no checkpoint: the run has not ended"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]

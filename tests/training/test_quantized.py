@@ -142,7 +142,7 @@ def test_adapters_change_nothing_at_first(dora: bool) -> None:
     ("changed", "said"),
     [
         ({"method": "tiles"}, "tiles cannot use quantized weights; give --method stages"),
-        ({"journal": True}, "--journal keeps products of tiles, which take no quant"),
+        ({"journal": True}, "--journal works only with tiles, which cannot use quant"),
         ({"lora": "r=4,bits=5"}, "bits=5; give 4 or 8"),
     ],
 )
@@ -326,7 +326,7 @@ def test_what_is_offloaded_is_not_quantized() -> None:
             model = adapted()
             with (
                 cleave.offloaded(model, fleet, method=method),
-                pytest.raises(UsageError, match="offloaded: quantize it before"),
+                pytest.raises(UsageError, match="offloaded; quantize it before"),
             ):
                 cleave.quantize(model)
 
