@@ -134,7 +134,7 @@ def export_slice(
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
     if not cut:
-        raise LayerGraphError("its LM head is not a plain nn.Linear that can be cut into rows")
+        raise LayerGraphError("its LM head is not a plain nn.Linear, so it cannot be cut")
     outside = OutsideLayers(model, calls)
 
     def is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:

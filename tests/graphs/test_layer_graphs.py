@@ -144,7 +144,7 @@ def test_a_model_that_is_not_of_transformers_is_refused() -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(2, 2)])
 
-    with pytest.raises(LayerGraphError, match="Own is not a model of transformers"):
+    with pytest.raises(LayerGraphError, match="Own is not a transformers model"):
         layer_calls(Own(), IDS)
 
 

@@ -260,5 +260,5 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, corpus_file: Pat
     tokens = sorted(held["model"]["vocab"], key=held["model"]["vocab"].get)
     held["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [[token, 0.0] for token in tokens]}
     path.write_text(json.dumps(held))
-    with pytest.raises(UsageError, match="of the type Unigram, and --gguf writes BPE"):
+    with pytest.raises(UsageError, match="of type Unigram, but --gguf supports only BPE"):
         export_run(run, tmp_path / "out", gguf=True)

@@ -53,7 +53,7 @@ def test_what_it_reads(rank: int, alpha: float, targets: list[str], dora: bool) 
         ("r=4,r=8", "r twice"),
         ("r=4,alpha=nan", "alpha=nan; give a number above 0"),
         ("targets=q_proj++v_proj", "give names of linear layers with +"),
-        ("dropout=1", "dropout=1; give a chance"),
+        ("dropout=1", "dropout=1; give a probability"),
         ("dora=maybe", "dora=maybe; give true or false"),
         ("r=4,dropout=0.1", "--lora has dropout"),
     ],
@@ -299,7 +299,7 @@ def test_damaged_folders_of_adapters_are_one_sentence(tmp_path: Path, base: Path
     good = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
     elsewhere = {**good, "base_model_name_or_path": "/nowhere"}
     for text, says in (
-        (json.dumps(good), "and no adapter_model"),
+        (json.dumps(good), "but no adapter_model"),
         (json.dumps(good), "cannot be loaded"),
         ("{", "cannot be loaded"),
         (json.dumps(elsewhere), "x"),

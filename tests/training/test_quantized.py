@@ -122,7 +122,7 @@ def test_what_is_trained_whole_and_the_head_are_not_quantized() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_model_without_such_layers_is_refused(family: str) -> None:
-    with pytest.raises(UsageError, match=r"bits=4, and no layer of .* can be quantized"):
+    with pytest.raises(UsageError, match=r"bits=4, but no layer of .* can be quantized"):
         add_adapters(small_model(family), LoraSpec(4, bits=4))
 
 

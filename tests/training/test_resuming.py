@@ -299,7 +299,7 @@ def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
     run: RunFolder, corpus_file: Path
 ) -> None:
     run.metrics_path.write_text("years of work\n")
-    with pytest.raises(CleaveError, match="does not hold the metrics of a run: move it away"):
+    with pytest.raises(CleaveError, match="is not the metrics file of a run: move it away"):
         trained(replace(one_step_job(corpus_file), steps=2), run)
     assert run.metrics_path.read_text() == "years of work\n"
 

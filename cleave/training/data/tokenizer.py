@@ -195,7 +195,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
         eos_id = _end_of_text(folder, tokenizer)
     if eos_id is None:
         raise UsageError(
-            f"The tokenizer in {str(folder)!r} names no end-of-text token: "
+            f"The tokenizer in {str(folder)!r} does not name an end-of-text token: "
             'add "eos_token" to its tokenizer_config.json.'
         )
     stated = json_object(folder / "tokenizer_config.json").get("chat_template")

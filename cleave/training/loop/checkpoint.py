@@ -356,8 +356,8 @@ def _read_header(path: Path) -> _Header:
         raise DamagedCheckpointError(path, f"{_META} names no format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
-            f"The checkpoint {str(path)!r} has format {fields['format']}, this version of Cleave "
-            f"reads up to {_FORMAT}: update Cleave."
+            f"The checkpoint {str(path)!r} has format {fields['format']}, but this version of "
+            f"Cleave reads only formats up to {_FORMAT}: update Cleave."
         )
     kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
     for field, kind in kinds.items():

@@ -121,7 +121,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     if (largest := corpus.largest_id) >= source.spec.vocabulary:
         raise CleaveError(
             f"the tokenizer of {job.model!r} encodes this text with token {largest}, but the model "
-            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+            f"has only {source.spec.vocabulary} tokens; the folder's files do not match"
         )
     return Dataset(source, tokenizer, corpus, Fingerprints.of(corpus, tokenizer, source.folder))
 
@@ -152,7 +152,7 @@ def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoin
         )
     if not (job.journal and holds_beginning(run.path / JOURNAL)):
         raise CleaveError(
-            f"{where!r} has no checkpoint: the run ended before its first; add --restart "
+            f"{where!r} has no checkpoint: the run ended before it wrote one; add --restart "
             f"to start over at step 1"
         )
 

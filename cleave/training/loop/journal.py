@@ -295,7 +295,7 @@ class Journal:
                 sum(each) / len(self._judged) for each in zip(*self._judged, strict=True)
             )
             if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
-                self._switch_off(f"it costs {cost_s:.3g} s per step of {step_s:.3g} s")
+                self._switch_off(f"it adds {cost_s:.3g} s to each step of {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
         self.on = False

@@ -123,7 +123,7 @@ class ComparedRun:
         """
         if not self.steps:
             return ""
-        return f"losses of {self.steps} steps differ by at most {self.most:.1e} from {name}'s"
+        return f"losses of {self.steps} steps differ from {name} by at most {self.most:.1e}"
 
 
 def check_compared(job: JobSpec) -> None:

@@ -44,7 +44,7 @@ class Logged:
 
     Attributes:
         steps: the logged steps, in order.
-        recorded: number of the last step before which no record is missing in the run folder.
+        recorded: number of the last step up to which the run folder has all records.
         judged: whether step `recorded` has the record of an evaluation.
     """
 
@@ -162,7 +162,8 @@ class ResidentFiles:
         The earlier process may have ended before it recorded the last of these steps.
 
         Args:
-            rates: learning rates of the steps after `step`. The first other rate ends the log.
+            rates: learning rates of the steps after `step`. A logged step with another rate, and
+                all later steps, are removed.
             records: the records of the run.
         """
         pairs = zip(self.log.after(step), rates, strict=False)

@@ -246,7 +246,7 @@ class RunFolder:
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
             raise CleaveError(
-                f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
+                f"{str(self.metrics_path)!r} is not the metrics file of a run: move it away"
             )
         try:
             refuse_link(self.metrics_path)

@@ -112,7 +112,7 @@ def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
                 refused = str(error)
             else:
                 if why:
-                    context.note(f"{run.path} cannot be locked ({why}); do not share it")
+                    context.note(f"{run.path} cannot be locked ({why}); use it in one process only")
         if refused := ranks.agree(refused)[0]:
             raise CleaveError(refused)
         yield
@@ -159,7 +159,7 @@ def _train(
         model = adapted.get_base_model()
         place(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        context.note(f"training {trained:,} parameters of adapters")
+        context.note(f"training {trained:,} adapter parameters")
         coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
         if coded:
             elements = sum(m.in_features * m.out_features for m in coded)
@@ -226,7 +226,7 @@ class JobRequest:
         name: name of the new run folder; empty to name the folder by the local time.
         restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         accept_changes: with `resume`, whether to continue although inputs have changed; see
-            `trainer.train`.
+            `train`.
         begin: with `resume`, whether to start at step 1 if the run has no checkpoint.
     """
 

@@ -28,7 +28,7 @@ GGUF_FILE: Final = "model.gguf"
 _ARCHITECTURES: Final = {
     "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gpt2": "GPT2",
 }  # fmt: skip
-_ACTIVATIONS: Final = {"gpt2": "gelu_new"}  # the only one llama.cpp supports; otherwise silu
+_ACTIVATIONS: Final = {"gpt2": "gelu_new"}  # the activation in llama.cpp; silu for other models
 _ROPE_SCALING: Final = "llama3"
 _TRANSPOSED: Final = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")  # Conv1D of GPT-2
 

@@ -73,7 +73,7 @@ class PsPasses:
         return found
 
     def forget(self) -> None:
-        """Discard accumulated gradients and all forward passes without a backward pass."""
+        """Discard accumulated gradients, and forward passes whose backward pass has not run."""
         self._gradients.clear()
         self._under_way.clear()
 

@@ -35,7 +35,7 @@ from cleave.training.stages.stored_steps import StoredStep
 # has many error measures, and each step amplifies the errors of the steps before it.
 MARGIN: Final = 4.0
 
-_MOST_DOUBTED: Final = 4  # most outputs of a stage that are recomputed with coarser rounding
+_MOST_DOUBTED: Final = 4  # maximum number of a stage's outputs to recompute with coarser rounding
 
 
 class _Result(Enum):

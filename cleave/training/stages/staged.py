@@ -164,7 +164,7 @@ class StagedModel:
         # Calls `keep_on_devices` if the next step is predicted to be faster with state on devices.
         self._offered: Callable[[], None] | None = None
         self._planner = planner
-        self._wanted: UpdateWanted | None = None  # the end of a step that is not in the log
+        self._wanted: UpdateWanted | None = None  # set until the step's update is in the log
         self._updates = False  # whether devices may already run this step's update
         self._returned: list[Returned] = []  # results of this step, for the log
         self._repeats: StoredStep | None = None  # the logged step that is being repeated
@@ -230,7 +230,7 @@ class StagedModel:
         """Return the predicted time of a step by stages for a batch of this shape, in seconds."""
         plan = self._plan_for(batch)
         if plan is None or not self.plans.worthwhile:
-            return NotByStages("no plan fits the devices, or another method is faster")
+            return NotByStages("no plan is feasible, or another method is faster")
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
@@ -354,7 +354,7 @@ class StagedModel:
             )
         audited = (
             f"whenever the server has fetched this state, it repeats the steps of each stage with "
-            f"probability {rate:g}, and goes back to an earlier step if a device lied"
+            f"probability {rate:g}, and goes back to an earlier step if a result was wrong"
             if rate
             else "their results are not audited, so use only devices that you trust"
         )
@@ -930,7 +930,11 @@ class StagedModel:
         self.plans.plan_for(batch.ids, self.work)
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if `there`, which says whether devices can run a step, has changed."""
+        """Call `presence` if `there` has changed since the last call.
+
+        Args:
+            there: whether devices can run a step.
+        """
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)

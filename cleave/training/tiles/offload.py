@@ -94,7 +94,7 @@ class OffloadReport:
 
     def __str__(self) -> str:
         if self.method != "tiles":
-            return "whole layers go to the fleet from the first forward pass on"
+            return "whole layers run on the fleet from the first forward pass"
         count, total = len(self.sent), sum(self.sent.values())
         lines = [f"to the fleet: {count:,} layers, {total:,} parameters ({self.share:.0%})"]
         largest = sorted(self.stayed.items(), key=lambda item: -item[1].parameters)
@@ -213,7 +213,7 @@ def send(
     """Offload a model by tiles, as `offload` does, but never issue a Python warning."""
     _refuse_offloaded(model)
     if passes_of(_without_wrapper(model)) is not None:
-        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+        raise UsageError("the model is already offloaded; call cleave.restore(model) first")
     chosen = _Choice(model, include, exclude)
     found = chosen.found()
     if not found:
@@ -333,7 +333,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_cleave"):
             raise UsageError(
-                f"layer {name!r} is offloaded already; call cleave.restore(model) first"
+                f"layer {name!r} is already offloaded; call cleave.restore(model) first"
             )
 
 
@@ -381,7 +381,7 @@ def _offload_by_stages(
 
     inner = _without_wrapper(model)
     if passes_of(inner) is not None:
-        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+        raise UsageError("the model is already offloaded; call cleave.restore(model) first")
     if not isinstance(inner, PreTrainedModel):
         raise UsageError(
             f"method 'stages' needs a transformers causal language model, not {_kind(inner)}; "
