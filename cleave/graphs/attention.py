@@ -44,14 +44,14 @@ def plain_attention(
     from transformers.masking_utils import AttentionMaskInterface
 
     if not isinstance(model, PreTrainedModel):
-        raise LayerGraphError(f"{type(model).__name__} is not a model of transformers")
+        raise LayerGraphError(f"{type(model).__name__} is not a transformers model")
     AttentionInterface.register(_NAME, partial(attention, blocks))
     AttentionMaskInterface.register(_NAME, partial(_mask, packed=packed))
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation(_NAME)
     except ValueError as error:
-        raise LayerGraphError(f"its attention cannot be chosen: {error}") from None
+        raise LayerGraphError(f"its attention implementation cannot be set: {error}") from None
     try:
         yield
     finally:
@@ -94,7 +94,7 @@ def attention(
     unknown = {name for name, given in others.items() if isinstance(given, Tensor | float)} - _KNOWN
     if unknown:
         named = ", ".join(_NAMED.get(name, name) for name in sorted(unknown))
-        raise LayerGraphError(f"its attention takes {named}, which graphs do not compute")
+        raise LayerGraphError(f"its attention takes {named}, which graphs do not support")
     each = query.shape[1] // key.shape[1]
     if each > 1:
         key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)

@@ -59,7 +59,7 @@ class LayerCall:
         """
         tensors, leaves, structure = _flattened(args, kwargs)
         if structure != self._structure or leaves != list(self._leaves):
-            raise LayerGraphError("the model calls its layers in another way than before")
+            raise LayerGraphError("the model calls its layers differently than before")
         return tensors
 
 
@@ -93,7 +93,7 @@ def layer_calls(
     """Run a forward pass with `plain_attention` and return the recorded call of each layer.
 
     Args:
-        model: a causal language model of transformers.
+        model: transformers causal language model.
         ids, mask, positions: token IDs, mask and token positions (see `called_with`).
 
     Raises:
@@ -102,7 +102,7 @@ def layer_calls(
     """
     layers = decoder_layers(model)
     if len(set(layers)) < len(layers):
-        raise LayerGraphError("the model does not call its layers one after another, each once")
+        raise LayerGraphError("the model does not call its layers one after another, once each")
     calls: list[LayerCall] = []
 
     def note(
@@ -128,10 +128,10 @@ def layer_calls(
         for hook in hooks:
             hook.remove()
     if [call.layer for call in calls] != list(layers):
-        raise LayerGraphError("the model does not call its layers one after another, each once")
+        raise LayerGraphError("the model does not call its layers one after another, once each")
     for before, after in pairwise(calls):
         if before.y.data_ptr() != after.x.data_ptr() or before.y.shape != after.x.shape:
-            raise LayerGraphError("the model changes what goes from one layer to the next")
+            raise LayerGraphError("the model changes the hidden state between layers")
     return calls
 
 
@@ -166,9 +166,9 @@ def _hooked(layer: nn.Module) -> str:
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
         if module is layer and hooks > 1:  # `layer_calls` itself adds one hook
-            raise LayerGraphError(f"there are hooks on its layer {type(layer).__name__}")
+            raise LayerGraphError(f"its layer {type(layer).__name__} has hooks")
         if module is not layer and hooks:
-            return f"there are hooks on its module {name}"
+            return f"its module {name} has hooks"
     return ""
 
 
@@ -292,7 +292,9 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Within the context, call `forward` instead of all layers. `forward` may call the layers.
+        """Return a context manager in which one call of `forward` replaces all layers.
+
+        `forward` may call the layers.
 
         Raises:
             LayerGraphError: if the model does not call each layer once, in order.
@@ -314,11 +316,11 @@ class OutsideLayers:
         with self._layers_replaced(run):
             yield
         if called != [call.layer for call in self.calls]:
-            raise LayerGraphError("the model left out a layer, or called one again")
+            raise LayerGraphError("the model skipped a layer, or called one twice")
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
-        """Replace each layer's `forward` with `partial(forward, call)` within the context."""
+        """Return a context manager in which each layer's `forward` is `partial(forward, call)`."""
         for call in self.calls:
             vars(call.layer)["forward"] = partial(forward, call)
         try:

@@ -23,7 +23,7 @@ from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 from cleave.machine.graph_session import GraphSession
 
 _OURS: Final = (attention, attention_blocks, calls, tracing, sys.modules[__name__])
-_MOST_OFF: Final = 1e-4  # largest difference from PyTorch's input of the first layer, relative
+_MOST_OFF: Final = 1e-4  # maximum relative error of the first layer's input
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class EmbeddingGraphs:
 
     Attributes:
         forward, backward: serialized ONNX models. `backward` is empty if nothing is trained.
-        parameters: names in the model of the parameters and buffers that the graphs need.
-        trainable: names of the parameters for which `backward` returns a gradient.
+        parameters: the model's names of the parameters and buffers that the graphs read.
+        trainable: the model's names of the parameters for which `backward` returns a gradient.
     """
 
     forward: bytes
@@ -100,7 +100,7 @@ def export_embedding(model: nn.Module, found: Sequence[LayerCall], ids: Tensor) 
         wanted = outside.embed(ids).x.float()
     off = float((made - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
     if not off <= _MOST_OFF:
-        raise LayerGraphError(f"the graph of its embedding is {off:.1e} off, more than {_MOST_OFF}")
+        raise LayerGraphError(f"its embedding graph has an error of {off:.1e} (over {_MOST_OFF})")
     if not trainable:
         return EmbeddingGraphs(graph, b"", parameters, ())
 

@@ -1,12 +1,12 @@
 """Graphs for local updates, in which devices exchange weights with the server.
 
-After a round, a device subtracts its weights from those with which the round began, and returns the
-difference. It adds the change of the server's weights to the weights with which the round began.
-Graphs take weights as vectors, so one graph serves all parameters.
+After a round, a device subtracts its weights from its weights at the start of the round, and
+returns the difference. It then adds the change of the server's weights to its weights at the start
+of the round. Graphs take weights as vectors, so one graph serves all parameters.
 
 With `int8`, each block of elements has one scale, and an element is a whole number from -123 to 123
-times the scale. Devices return arrays only in floating-point dtypes, so two whole numbers travel as
-the bits of one fp16 number. Only normal fp16 numbers are used, because some devices round subnormal
+times the scale. Devices return only floating-point arrays, so two whole numbers are sent as the
+bits of one fp16 number. Only normal fp16 numbers are used, because some devices round subnormal
 numbers to 0.
 """
 
@@ -33,16 +33,16 @@ _BIAS: Final = 15  # of the exponents of fp16
 
 
 def zeros_graph() -> bytes:
-    """Return a graph from `WEIGHT` to `MOMENT`: zeros in its shape, for an optimizer moment."""
+    """Return a graph from `WEIGHT` to `MOMENT`, an initial moment of zeros in the same shape."""
     return _of_two("Sub", names.WEIGHT, names.WEIGHT, names.MOMENT)
 
 
 def clip_graph(scalars: int) -> bytes:
     """Return a graph that clips gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
 
-    Inputs are `SCALARS`, the coefficients of an optimizer step, and `total(SQUARES)`, the sum of
-    squared gradient elements. The first coefficient is the largest norm. The graph replaces it by
-    the factor of the gradients.
+    The inputs are `SCALARS`, the coefficients of an optimizer step, and `total(SQUARES)`, the sum
+    of squared gradient elements. The first coefficient is the maximum norm. The graph replaces it
+    with the factor by which gradients are multiplied.
     """
     squares, made = names.total(names.SQUARES), names.updated(names.SCALARS)
     nodes = [
@@ -78,7 +78,8 @@ def added_graph() -> bytes:
 def mixed_graph(part: float) -> bytes:
     """Return a graph from `START` and `WEIGHT` to `updated(WEIGHT)`, their weighted average.
 
-    `part`: weight of `WEIGHT`. Streaming DiLoCo (arXiv 2501.18512) calls it alpha.
+    Args:
+        part: weight of `WEIGHT` in the average; alpha in Streaming DiLoCo (arXiv 2501.18512).
     """
     out = names.updated(names.WEIGHT)
     nodes = [
@@ -97,7 +98,7 @@ def _of_two(op: str, one: str, other: str, out: str) -> bytes:
 
 
 def block_of(elements: int) -> int:
-    """Return the number of elements with one scale; 0 if a vector cannot be sent in 8 bits."""
+    """Return the number of elements per scale; 0 if a vector cannot be sent in 8 bits."""
     block = gcd(elements, _BLOCK)
     return block if block >= _LEAST_BLOCK else 0
 
@@ -105,8 +106,8 @@ def block_of(elements: int) -> int:
 def coded_difference_graph(block: int) -> bytes:
     """Return a graph from `START` and `WEIGHT` to `CODES` and `SCALES`.
 
-    `CODES` has one fp16 number for two elements; `codes_of` decodes it. `SCALES` has one number for
-    each block of `block` elements.
+    `CODES` has one fp16 number per two elements; `codes_of` decodes it. `SCALES` has one number per
+    block of `block` elements.
     """
     nodes = [
         Node("Sub", [names.START, names.WEIGHT], ["difference"]),
@@ -142,9 +143,9 @@ def coded_difference_graph(block: int) -> bytes:
 
 
 def half_nodes(number: str, out: str) -> list[Node]:
-    """Return nodes from whole numbers, which are below 61,440, to normal fp16 numbers.
+    """Return nodes that encode whole numbers below 61,440 as normal fp16 numbers.
 
-    `numbers_of` reverses them. The graph needs the constants of `half_constants`.
+    `numbers_of` decodes them. The graph needs the constants from `half_constants`.
     """
     return [  # the bits of an fp16 number are its sign, exponent and fraction
         Node("GreaterOrEqual", [number, "normal"], ["negative"]),
@@ -165,7 +166,7 @@ def half_nodes(number: str, out: str) -> list[Node]:
 
 
 def half_constants() -> dict[str, Array]:
-    """Return the constants of `half_nodes`."""
+    """Return the constants that `half_nodes` needs."""
     powers = 2.0 ** np.arange(1 - _BIAS, 1 - _BIAS + _NORMAL // _FRACTIONS)
     return {
         "normal": np.array([_NORMAL], np.float32),
@@ -176,21 +177,21 @@ def half_constants() -> dict[str, Array]:
 
 
 def numbers_of(halves: Array) -> Array:
-    """Return the whole numbers of fp16 numbers, int64. Those of abnormal ones make no sense."""
+    """Decode normal fp16 numbers to whole numbers, int64. Other fp16 numbers have no meaning."""
     bits = halves.astype(np.float16).view(np.uint16).astype(np.int64)
     found: Array = (bits & 0x7FFF) - _FRACTIONS + (bits >> 15) * _NORMAL
     return found
 
 
 def codes_of(halves: Array) -> Array:
-    """Return the whole numbers in `CODES`, fp32, two for each fp16 number in `halves`."""
+    """Decode `CODES` to whole numbers, fp32: two for each fp16 number in `halves`."""
     place = numbers_of(halves)
     pairs = np.stack([place // _CODES, place % _CODES], 1).reshape(-1)
     return (pairs - LARGEST).astype(np.float32)
 
 
 def dequantized(codes: Array, scales: Array) -> Array:
-    """Return the elements, fp32, given their whole numbers and their blocks' scales."""
+    """Return the elements, fp32, given their whole numbers and the scale of each block."""
     found: Array = (codes.reshape(len(scales), -1) * scales[:, None]).reshape(-1)
     return found
 
@@ -204,7 +205,7 @@ def quantized(values: Array, block: int) -> tuple[Array, Array]:
 
 
 def codes_from(sent: Array) -> Array:
-    """Return the whole numbers, fp32, in the codes that `quantized` returns."""
+    """Decode the codes from `quantized` to whole numbers, fp32."""
     found: Array = sent.astype(np.float32) - np.float32(LARGEST)
     return found
 

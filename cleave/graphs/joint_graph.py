@@ -223,7 +223,7 @@ def _times(size: torch.SymInt) -> int:
     expression: Any = size.node.expr
     times = expression / next(iter(expression.free_symbols))
     if not times.is_Integer:
-        raise LayerGraphError(f"it makes an array with {expression} rows")
+        raise LayerGraphError(f"it creates an array with {expression} rows")
     return int(times)
 
 
@@ -231,7 +231,7 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
     """Return the index of an activation's batch dimension, and the dimension's size per sample."""
     dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
     if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
-        raise LayerGraphError(f"it makes an array of shape {tuple(_sizes(node))}")
+        raise LayerGraphError(f"it creates an array of shape {tuple(_sizes(node))}")
     return dims[0][0], _times(dims[0][1])
 
 

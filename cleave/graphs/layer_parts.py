@@ -128,7 +128,7 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return this part with sequences cut into chunks. It must process tokens independently."""
+        """Return this part with sequences cut into chunks. The part must not mix tokens."""
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
@@ -335,8 +335,8 @@ def export_layer(part: LayerPart) -> LayerGraphs:
         alibi = part.call.extras.get("alibi")
         if alibi is not None and alibi.shape[0] != batch:
             raise LayerGraphError(
-                f"it is called with alibi of shape {tuple(alibi.shape)}, whose first dimension "
-                f"is not the {batch} sequences of the batch"
+                f"it is called with an alibi tensor of shape {tuple(alibi.shape)}, whose first "
+                f"dimension is not the batch size {batch}"
             ) from None
         refuse_chance(core_aten(TracedGraph(forward, inputs, (names.Y,), varying))[0])
         raise

@@ -32,8 +32,8 @@ class LossGraph:
 
     Attributes:
         graph: serialized ONNX model.
-        parameters: names in the model of the parameters and buffers that the graph needs.
-        trainable: names of the parameters for which the graph returns a gradient.
+        parameters: the model's names of the parameters and buffers that the graph reads.
+        trainable: the model's names of the parameters for which the graph returns a gradient.
     """
 
     graph: bytes
@@ -110,9 +110,10 @@ class SliceGraphs:
 
     Attributes:
         forward, backward: serialized ONNX models.
-        parameters: names in the model of the parameters and buffers that the graphs need.
-        trainable: names of the parameters for which the backward graph returns a gradient.
-        cut: names of the LM head's parameters. Each slice uses only its own rows of these.
+        parameters: the model's names of the parameters and buffers that the graphs read.
+        trainable: the model's names of the parameters for which the backward graph returns a
+            gradient.
+        cut: names of the LM head's parameters. Each slice uses only its own rows of them.
     """
 
     forward: bytes
@@ -133,7 +134,7 @@ def export_slice(
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
     if not cut:
-        raise LayerGraphError("its LM head is not a plain Linear, of which rows can be taken")
+        raise LayerGraphError("its LM head is not a plain nn.Linear, so it cannot be cut")
     outside = OutsideLayers(model, calls)
 
     def is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:

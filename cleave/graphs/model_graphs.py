@@ -75,7 +75,7 @@ def model_graphs(
     """Return a model's graphs from the cache, exporting each missing graph in a few seconds.
 
     Args:
-        model: a causal language model of transformers.
+        model: transformers causal language model.
         padded: whether batches have a padding mask.
         packed: how the model separates the documents in one sequence; None if each sequence is one
             document.
@@ -248,7 +248,7 @@ def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
     most = _MOST_OFF if part.y.dtype is torch.float32 else _MOST_OFF_16_BIT
     if not off <= most:
-        raise LayerGraphError(f"its graph's output is {off:.1e} off, more than {most:g}")
+        raise LayerGraphError(f"its graph's output has an error of {off:.1e}, more than {most:g}")
 
 
 def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
@@ -269,7 +269,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
             scale = max(float(np.linalg.norm(each)), 1e-3 * largest)
             if not off <= _MOST_OFF_GRADIENT * scale:
                 raise LayerGraphError(
-                    f"its graph's gradient {name} is {off / scale:.1e} off from PyTorch's"
+                    f"its graph's gradient {name} differs from PyTorch's by {off / scale:.1e}"
                 )
 
 

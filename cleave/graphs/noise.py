@@ -29,8 +29,9 @@ _EXACT: Final = frozenset((
 # Operations whose first two inputs are multiplied with each other.
 _PRODUCTS: Final = frozenset(("Einsum", "Gemm", "MatMul"))
 
-# Relative noise that is added to a product before it is rounded to bf16: twice the distance of
-# neighbors. A device with another order of summation rounds some results to the other neighbor.
+# Relative noise added to a product before it is rounded to bf16: twice the distance between
+# adjacent values. A device that sums in another order rounds some results to the other adjacent
+# value.
 _BEFORE_ROUNDING: Final = 2.0**-7
 
 
@@ -134,7 +135,7 @@ def _noise(name: str, moved: str, amplitude: float) -> Iterator[NodeProto]:
 
 
 def _disturb(graph: GraphProto, amplitude: float, exact: frozenset[str]) -> None:
-    """Add noise after all operations but `exact` ones, in place, also in subgraphs."""
+    """Add noise after all operations except those in `exact`, in place, also in subgraphs."""
     floats = _floats(graph)
     nodes = [made for node in graph.node for made in _disturbed(node, floats, amplitude, exact)]
     del graph.node[:], graph.value_info[:]

@@ -1,4 +1,4 @@
-"""Graphs with which devices update parameters that stay on them between steps.
+"""Graphs with which devices update parameters that they keep between steps.
 
 One graph serves all parameters: it takes them as vectors. The coefficients of a step, such as the
 learning rate, are an input, so the graph is the same in every step.
@@ -25,7 +25,7 @@ _SGD: Final = ("clip", "decay", "momentum", "rate")
 def squares_graph() -> bytes:
     """Return a graph that adds the squares of a gradient's elements to a sum of squares.
 
-    Inputs and outputs: `GRADIENT`, shape (elements,), and `total(SQUARES)`, shape (1,), to
+    The inputs are `GRADIENT`, shape (elements,), and `total(SQUARES)`, shape (1,). The output is
     `new_total(SQUARES)`, shape (1,). All are in fp32.
     """
     total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
@@ -83,10 +83,10 @@ def adamw_scalars(
 
 
 def sgd_graph(*, momentum: bool) -> bytes:
-    """Return the graph of a step of SGD, as in `torch.optim.SGD` without dampening.
+    """Return the graph of an SGD step, as in `torch.optim.SGD` without dampening.
 
     Inputs are `WEIGHT`, `GRADIENT`, `SCALARS` (see `sgd_scalars`) and, if `momentum` is true, the
-    momentum buffer as a moment. It begins with zeros. All are fp32 vectors.
+    momentum buffer as a moment, which is initialized to zeros. All are fp32 vectors.
     """
     moment, direction = names.moment(0), "g"
     nodes = [
@@ -104,7 +104,7 @@ def sgd_graph(*, momentum: bool) -> bytes:
 
 
 def sgd_scalars(*, rate: float, decay: float, momentum: float, clip: float) -> Array:
-    """Return the `SCALARS` of a step of SGD, shape (1, 4), fp32. See `adamw_scalars`."""
+    """Return the `SCALARS` of an SGD step, shape (1, 4), fp32. See `adamw_scalars`."""
     return np.array([[clip, decay, momentum, rate]], np.float32)
 
 

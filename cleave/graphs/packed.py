@@ -27,7 +27,7 @@ class PackedBy(Enum):
 
 
 def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
-    """Return the keyword arguments for calling a causal language model of transformers.
+    """Return the keyword arguments for calling a transformers causal language model.
 
     Args:
         ids: token IDs, shape (batch, tokens).
@@ -72,7 +72,7 @@ def packed_by(model: nn.Module) -> PackedBy:
     finally:
         model.train(training)
     raise UsageError(
-        f"--packing is 'separate', and {type(model).__name__} sees across documents in one "
+        f"--packing is 'separate', but {type(model).__name__} cannot separate documents in one "
         f"sequence; leave it out"
     )
 

@@ -97,7 +97,7 @@ def traced_again(part: Part) -> torch.export.ExportedProgram:
     )
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        raise LayerGraphError("it changes tensors that it was given")
+        raise LayerGraphError("it changes its input tensors in place")
     return program
 
 

@@ -2,13 +2,14 @@
 
 A device adds the difference of a round to its *error*: the part of earlier differences that it has
 not returned. It returns the largest elements of each chunk of the sum, in 2 bits each, and keeps
-the rest as its error. The 2 bits are a sign, and whether the magnitude is above the mean of the
-returned elements of the chunk. All magnitudes above it become their mean, and so do the others.
+the rest as its error. The 2 bits are the sign, and whether the magnitude is above the mean
+magnitude of the chunk's returned elements. All magnitudes above the mean are replaced with their
+own mean, as are all magnitudes below it.
 
-An element travels as one fp16 number, which stands for its place in the chunk and its 2 bits.
+Each element is sent as one fp16 number that encodes its index in the chunk and its 2 bits.
 
-The server sends the change of its weights as a mask with one bit for each element, and one byte for
-each element that changes.
+The server sends the change of its weights as a mask with one bit per element, and one byte per
+changed element.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cleave.machine.onnx_graph import ArrayType, Node, written
 
 DECAY: Final = 0.95  # factor of the error in each round, as published
 _CHUNK: Final = 4096  # maximum number of elements in a chunk, as published
-_SHARE: Final = 64  # a device returns one of this number of elements
+_SHARE: Final = 64  # a device returns one in this number of elements
 _LARGE, _NEGATIVE, _FORMS = 1, 2, 4  # the 2 bits of an element, and the number of their values
 _BYTE: Final = 8  # bits
 _FP32, _INT32 = 1, 6  # ONNX's codes of element types
@@ -68,11 +69,11 @@ class Chunks:
         return np.pad(values.reshape(-1), (0, self.padding)).reshape(self.rows, self.columns)
 
     def joined(self, chunks: Array) -> Array:
-        """Return the vector of which `cut` returned the chunks."""
+        """Return the vector whose chunks `cut` returned."""
         return chunks.reshape(-1)[: chunks.size - self.padding]
 
     def cut_nodes(self, vector: str, out: str) -> list[Node]:
-        """Return nodes that do the same as `cut`. They need `constants`."""
+        """Return graph nodes that implement `cut`. They need the constants from `constants`."""
         if not self.padding:
             return [Node("Reshape", [vector, "shape"], [out])]
         padded = f"{out} padded"
@@ -82,7 +83,7 @@ class Chunks:
         ]
 
     def joined_nodes(self, chunks: str, out: str) -> list[Node]:
-        """Return nodes that do the same as `joined`. They need `constants`."""
+        """Return graph nodes that implement `joined`. They need the constants from `constants`."""
         if not self.padding:
             return [Node("Reshape", [chunks, "flat"], [out])]
         padded = f"{out} padded"
@@ -92,7 +93,7 @@ class Chunks:
         ]
 
     def constants(self) -> dict[str, Array]:
-        """Return the constants of `cut_nodes` and `joined_nodes`."""
+        """Return the constants that `cut_nodes` and `joined_nodes` need."""
         found: dict[str, Array] = {
             "shape": np.array([self.rows, self.columns], np.int64),
             "flat": np.array([-1], np.int64),
@@ -121,7 +122,7 @@ def sparse_difference_graph(chunks: Chunks) -> bytes:
         Node("Abs", ["rows"], ["sizes"]),
         Node("TopK", ["sizes", "kept"], ["largest", "at"], {"axis": 1}),
         Node("GatherElements", ["rows", "at"], ["values"], {"axis": 1}),
-        # Two magnitudes for each chunk. A count of 0 is replaced by 1, because the sum is 0 then.
+        # Two magnitudes per chunk. If a count is 0, the sum is 0, too, so divide it by 1.
         Node("ReduceMean", ["largest", "last"], ["mean"], {"keepdims": 1}),
         Node("Greater", ["largest", "mean"], ["is large"]),
         Node("Cast", ["is large"], ["large"], {"to": _FP32}),
@@ -173,7 +174,7 @@ def sparse_difference_graph(chunks: Chunks) -> bytes:
 def sparse_difference(halves: Array, scales: Array, chunks: Chunks) -> Array:
     """Return the difference that a device returned, as an fp32 vector.
 
-    All elements are NaN if a place is not in its chunk, which no correct device returns.
+    If an index is outside its chunk, which only a faulty device returns, all elements are NaN.
     """
     codes = numbers_of(halves).reshape(chunks.rows, chunks.kept)
     places, forms = codes // _FORMS, codes % _FORMS
@@ -189,8 +190,8 @@ def sparse_difference(halves: Array, scales: Array, chunks: Chunks) -> Array:
 def sparse_change(change: Array, chunks: Chunks) -> tuple[Array, Array, Array]:
     """Return the mask, codes and scales with which the server sends the change of a vector.
 
-    The first code is that of 0. The others belong to the elements whose bit in the mask is set,
-    in order. A chunk has one scale.
+    The first code stands for 0. The other codes belong, in order, to the elements whose bit in the
+    mask is set. Each chunk has one scale.
     """
     codes, scales = quantized(chunks.cut(change), chunks.columns)
     changes = codes != LARGEST
@@ -199,7 +200,7 @@ def sparse_change(change: Array, chunks: Chunks) -> tuple[Array, Array, Array]:
 
 
 def changed(mask: Array, codes: Array, scales: Array, chunks: Chunks) -> Array:
-    """Return the change of a vector, fp32, given what `sparse_change` returned."""
+    """Return the change of a vector, fp32, given the results of `sparse_change`."""
     found = np.zeros(chunks.rows * chunks.columns, np.float32)
     found[np.unpackbits(mask, bitorder="little").view(bool)] = codes_from(codes[1:])
     return chunks.joined(found.reshape(chunks.rows, -1) * scales[:, None])
@@ -211,7 +212,7 @@ def sparse_added_graph(chunks: Chunks) -> bytes:
     `sparse_change` returns the last three inputs.
     """
     nodes = [
-        # The bits of each byte: a byte divided by 2, 4, ... and rounded down is odd or even.
+        # Bit n of a byte is 1 if the byte divided by 2**n, and rounded down, is odd.
         Node("Cast", [names.MASK], ["bytes"], {"to": _FP32}),
         Node("Reshape", ["bytes", "column"], ["each byte"]),
         Node("Div", ["each byte", "powers of 2"], ["quotients"]),
@@ -222,7 +223,7 @@ def sparse_added_graph(chunks: Chunks) -> bytes:
         Node("Sub", ["wholes", "even"], ["odd"]),
         Node("Cast", ["odd"], ["bits"], {"to": _INT32}),
         Node("Reshape", ["bits", "flat"], ["changes"]),
-        # The number of changes so far is the place of a code; code 0 is for all that stay the same.
+        # An element's code has the index of its change, from 1. All other elements have code 0.
         Node("CumSum", ["changes", "axis"], ["count"]),
         Node("Mul", ["count", "changes"], ["places"]),
         Node("Gather", [names.CODES, "places"], ["found"], {"axis": 0}),

@@ -149,8 +149,8 @@ MAX_GRAPH_NODES: Final = 4096  # including subgraphs; devices refuse larger grap
 
 # Reasons for the user, by a pattern for the class name of the module whose tracing failed.
 _KINDS: Final = {
-    "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
-    "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
+    "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens select which of them run",
+    "Rotary|Rope": "its position embeddings ({0}) depend on the sequence length",
     "Mamba|Mixer|Recurrent|Rwkv|DeltaNet|Ssm|SSM": "it keeps a state along the sequence ({0})",
 }
 
@@ -272,9 +272,9 @@ def _reason(error: Exception) -> str:
             return kind.format(name)
     said = _chain(error)
     if "complex-valued" in said:
-        return "it computes with complex numbers, which graphs do not have"
+        return "it computes with complex numbers, which graphs do not support"
     if (operation := re.search(r"No ONNX function found for .*?'aten\.(\w+)'", said)) is not None:
-        return f"it needs the operation {operation[1]}, which graphs do not have"
+        return f"it needs the operation {operation[1]}, which graphs do not support"
     return f"its {name} does something that cannot be traced as a graph"
 
 
@@ -318,11 +318,11 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         # A changed tensor may be an activation, which would then have the changed values.
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
-            raise LayerGraphError("it changes tensors that it was given")
+            raise LayerGraphError("it changes its input tensors in place")
     for node in graph.graph.find_nodes(op="get_attr"):
         held = getattr(graph, str(node.target), None)
         if isinstance(held, Tensor) and held.requires_grad:  # only inputs have a gradient
-            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
+            raise LayerGraphError("it uses a trained tensor that is not one of its parameters")
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
         if node.users:

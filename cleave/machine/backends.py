@@ -20,7 +20,8 @@ from cleave.errors import CleaveError, UsageError, to_install
 class StoredArray:
     """A floating-point array stored on a device. Emulated backends set `used` on the first use.
 
-    `uploaded` is the array in the memory of the processor that runs graphs, as it was first used.
+    `uploaded` is the array in the memory of the processor that runs graphs, in the form in which it
+    was first used.
     """
 
     rows: int
@@ -180,7 +181,7 @@ class Speed:
 
 SUSTAINED_S: Final = 0.3  # duration of a measurement of the speed that plans use, in seconds
 _COMPARED_S: Final = 0.05  # duration of a measurement that only compares backends, in seconds
-_FEWEST: Final = 3  # repetitions that are timed, however long they take
+_FEWEST: Final = 3  # minimum number of timed repetitions, however long they take
 
 
 def sustained_s(

@@ -1,9 +1,9 @@
-"""Chooses what runs a device's graphs: the fastest runner that is as precise as graphs require.
+"""Chooses the runner of a device's graphs: the fastest runner that is precise enough.
 
-A self-test (see `cleave.machine.graph_trials`) finds out how precise a runner is.
+A self-test (see `cleave.machine.graph_trials`) measures how precise a runner is.
 
-The PS may permit that a graph's matrix products are computed in bf16, with sums in fp32. Some
-runners are then faster. For such graphs there is a choice and a self-test of their own.
+The PS may permit a graph's matrix products to be computed in bf16, with sums in fp32. Some runners
+are then faster. So the runner of such graphs is chosen and tested separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Runner:
     Attributes:
         name: name on the command line, such as `torch:cuda`.
         memory_bytes: returns the free memory of the accelerator; infinity for the CPU.
-        multiplies_in: the 16-bit dtypes in which it can compute matrix products.
+        multiplies_in: the 16-bit dtypes in which the runner can compute matrix products.
     """
 
     name: str
@@ -56,7 +56,7 @@ def open_on_cpu(
     model: bytes, given: Sequence[DType | None] = (), products: DType | None = None
 ) -> GraphSession:
     """Open a graph in ONNX Runtime on the CPU. 16-bit inputs are upcast during the run."""
-    del products  # they are computed in fp32, which is always permitted
+    del products  # products are computed in fp32, which is always permitted
     return GraphSession(narrowed(model, given))
 
 
@@ -81,7 +81,7 @@ def open_in_process(
     bf16 if the CPU has instructions for them. ONNX Runtime runs all others.
     """
     if products is DType.BF16 and "torch" in sys.modules and cpu_multiplies_bf16():
-        with suppress(GraphError):  # an operation that PyTorch does not run
+        with suppress(GraphError):  # PyTorch may not support an operation of the graph
             return open_in_torch("cpu", model, given, products)
     return open_on_cpu(model, given)
 
@@ -223,7 +223,7 @@ class GraphChoice:
     def memory_bytes(self) -> float:
         """Return the free memory of the chosen runners' accelerators; infinity for the CPU.
 
-        It is infinity, too, if no runner has been chosen.
+        Return infinity, too, if no runner has been chosen.
         """
         return min((one.runner.memory_bytes() for one in self._chosen.values()), default=math.inf)
 
@@ -261,7 +261,7 @@ class GraphChoice:
     def _choose_for(self, products: DType, exact: Examined) -> Examined:
         """Return the fastest way to run graphs whose products may be in a 16-bit dtype.
 
-        `exact` is the choice for fp32, which is a way, too.
+        `exact` is the choice for fp32, which is also a candidate.
         """
         wanted = [
             runner
@@ -335,7 +335,7 @@ class Examined:
     Attributes:
         fault: why the runner must not be used; empty if it passed.
         text: the result as a sentence without a full stop, for the user.
-        products: the 16-bit dtype of its matrix products; None for fp32.
+        products: the 16-bit dtype of the runner's matrix products; None for fp32.
     """
 
     runner: Runner
@@ -355,8 +355,8 @@ def examined(
 
     Args:
         speed: measures the throughput in a layer; `measured_graphs` by default.
-        products: the 16-bit dtype in which it computes matrix products; None for fp32.
-        largest_error: error at which it is rejected for fp32; `LARGEST_ERROR` by default.
+        products: the 16-bit dtype in which the runner computes matrix products; None for fp32.
+        largest_error: error at which the runner is rejected for fp32; `LARGEST_ERROR` by default.
     """
     name = f"{runner.name} with products in {products.value}" if products else runner.name
     try:

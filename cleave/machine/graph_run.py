@@ -53,10 +53,11 @@ class Kept:
 
     Attributes:
         nbytes: size in bytes, as declared by the PS.
-        value: the output array, in the memory of the processor that computed it; None until then.
+        value: the output array, in the memory of the processor that computed it; None before the
+            run.
         replaces: older output with the same ID, which is an input of the run that computes this
             output; None after the run, or if this output replaces no older output.
-        made: whether the run that computes this output has ended well.
+        made: whether the run that computes this output has succeeded.
         returned: whether a `result` message shares the array's memory. If so, the memory must not
             be overwritten.
     """

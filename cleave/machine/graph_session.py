@@ -69,8 +69,8 @@ class OpenGraph(Protocol):
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input
             (see `run_into`).
-        resident: whether `run_into` takes arrays that `upload` returned, and returns such arrays.
-            They are in the processor's memory.
+        resident: whether `run_into` takes and returns arrays in the processor's memory, like those
+            that `upload` returns.
     """
 
     inputs: Mapping[str, Sequence[int | str]]
@@ -206,7 +206,7 @@ class GraphSession:
         }
 
     def upload(self, array: Array) -> Array:
-        """Return the array itself, which is in the processor's memory."""
+        """Return the array itself, which is already in the processor's memory."""
         return array
 
     def _in_place(self, model: bytes) -> dict[str, str]:
@@ -239,7 +239,7 @@ def inputs_of(graph: OpenGraph, given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def session_options(threads: int | None = None) -> Any:
-    """Return options for a session of ONNX Runtime that runs graphs of an untrusted PS.
+    """Return the options of an ONNX Runtime session for graphs from an untrusted PS.
 
     Args:
         threads: number of threads; None as in `GraphSession`.

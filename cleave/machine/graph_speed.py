@@ -27,7 +27,7 @@ _TOKENS: Final = 128
 _ROWS: Final = 2  # sequences; more on a processor that computes these in less than `_LEAST_S`
 _MOST_ROWS: Final = 128
 _LEAST_S: Final = 0.02
-_LONGEST_S: Final = 2.0  # a processor that takes longer, such as a GPU in software, runs it once
+_LONGEST_S: Final = 2.0  # a slower processor, such as a GPU emulated in software, runs it once
 
 
 def measured_graphs(

@@ -1,4 +1,4 @@
-"""Self-test of what runs graphs: small graphs whose results reveal low precision.
+"""Self-test of graph runners: small graphs whose results reveal low precision.
 
 A runner may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. Imprecise results look
 plausible but change the trained model. So each runner computes small graphs on inputs for which low
@@ -73,7 +73,7 @@ def accuracy(
 
     Args:
         products: the 16-bit dtype of matrix products; None for fp32.
-        largest_error: the error that is allowed where products in bf16 explain none.
+        largest_error: allowed error, unless products in bf16 explain a larger error.
     """
     found = (
         Accuracy(
@@ -121,7 +121,7 @@ def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
     given = {"x": x, "w": w, "left": left, "right": right}
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     wanted = {"y": wide["x"] @ wide["w"], "dw": wide["left"].T @ wide["right"]}
-    # Rounding to bf16 explains an error of 0.004. Audits explain what passes this limit.
+    # Rounding to bf16 explains an error of 0.004. Audits explain errors up to this limit.
     return Trial("deep products", model, given, wanted, allowed_bf16=0.006)
 
 

@@ -369,7 +369,7 @@ _CASES: Final = {
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return a machine's kind; None if neither its case, its board nor its processor tells."""
+    """Return a machine's kind; None if its case, board and processor do not reveal the kind."""
     from profiles.device_profile import DeviceKind  # its imports would slow down every command
 
     if android:

@@ -185,7 +185,7 @@ class TorchSession:
         """Run the graph, writing some outputs to the memory of inputs.
 
         Args:
-            given: tensors of the processor by name, in the graph's shapes; see `upload`. Those
+            given: tensors on the processor by name, in the graph's shapes; see `upload`. Tensors
                 that a run with products in bf16 returned may be in bf16.
             into: maps each output to write in place to the tensor to overwrite, which must be the
                 tensor in `given` for the input `in_place[output]`.
@@ -200,7 +200,7 @@ class TorchSession:
                 found = self._program.run(dict(given), names, into)
                 tensors = self._own(dict(zip(names, found, strict=True)), given, into)
             if self._processor.type != "cpu":
-                torch.accelerator.synchronize(self._processor)  # an error of the run appears here
+                torch.accelerator.synchronize(self._processor)  # raises the run's errors
         except Exception as error:  # noqa: BLE001 - PyTorch's errors have no common base class
             reason = str(error).strip().partition("\n")[0][:300]
             raise GraphError(f"the graph cannot be run: {reason}") from None
@@ -209,9 +209,9 @@ class TorchSession:
     def _own(
         self, found: Mapping[str, Tensor], given: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return outputs on the processor that share memory neither with inputs nor together.
+        """Return outputs on the processor that share no memory with inputs or each other.
 
-        A later run may write to them, and a view would keep a whole array in memory.
+        A later run may overwrite outputs, and a view would keep a whole array in memory.
         """
         others = (*given.values(), *self._program.constants.values())
         shared = {value.untyped_storage().data_ptr() for value in others}
@@ -343,7 +343,7 @@ class _Program:
                     factors.pop(name, None)
                 if name not in outer:
                     arrays.pop(name, None)
-        for name in self._own:  # another iteration has other arrays of these names
+        for name in self._own:  # in another iteration, these names refer to other arrays
             factors.pop(name, None)
         return [_computed(arrays[name]) for name in wanted]
 
@@ -473,7 +473,7 @@ class _Program:
         return [*states, *(m.flip(0) if b else m for m, b in zip(made, back, strict=True))]
 
     def _together(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Move tensors of the CPU to the accelerator, if one of the others is there."""
+        """Move all tensors to the accelerator if any of them is there."""
         if all(value is None or value.device.type == "cpu" for value in given):
             return list(given)
         return [None if value is None else value.to(self._processor) for value in given]

@@ -19,7 +19,7 @@ from cleave.machine.graph_session import (
     session_options,
 )
 
-NAME: Final = "webgpu"  # on the command line, and of the memory in ONNX Runtime
+NAME: Final = "webgpu"  # name on the command line, and of the GPU's memory in ONNX Runtime
 
 
 def installed() -> bool:
@@ -112,7 +112,7 @@ class WebgpuSession:
         into: Mapping[str, WebgpuArray],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, WebgpuArray]:
-        """Run the graph on arrays of the GPU; see `OpenGraph`. `into` must be empty."""
+        """Run the graph on arrays in the GPU's memory; see `OpenGraph`. `into` must be empty."""
         assert not into, "WebGPU writes no output to the memory of an input"
         names = self.outputs if wanted is None else wanted
         try:

@@ -255,8 +255,8 @@ def _fault(
     i, j = np.unravel_index(int(np.nan_to_num(off, nan=np.inf).argmax()), off.shape)
     said, exact = float(values[i, j]), float(own.exact[i, j])
     return Fault(
-        f"row {block.m.start + int(rows[i])} has {said:.6g} where the product is {exact:.6g}, "
-        f"which no order of summing explains"
+        f"row {block.m.start + int(rows[i])} has an element of {said:.6g}, but the product is "
+        f"{exact:.6g}, and no order of summation explains the difference"
         f"{'; the whole block is wrong' if gross else ''}",
         gross,
     )

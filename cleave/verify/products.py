@@ -28,8 +28,8 @@ from cleave.gemm import Block, Span
 from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
-# Secret vectors for each dtype of the operands. Two cancelling errors in a row stay undetected if
-# each vector has two equal entries, up to rounding, at their columns. With 16-bit rounding, two
+# Number of secret vectors, by dtype of the operands. Two cancelling errors in a row stay undetected
+# if each vector has two equal entries, up to rounding, at their columns. With 16-bit rounding, two
 # vectors miss a few hundredths of a percent of error pairs five times as large as the elements'
 # root mean square. Four vectors miss the square of that fraction.
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
@@ -37,7 +37,7 @@ VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
 # Maximum columns tested together. Rounding errors of more columns would hide larger errors.
 GROUP: Final = 512
 _LEAST_ENTRY: Final = 0.75
-_ENTRY_RANGE: Final = 0.5  # difference of the largest and the smallest magnitude
+_ENTRY_RANGE: Final = 0.5  # difference between the largest and the smallest magnitude
 _SAMPLED_ROWS: Final = 16  # number of rows of A from which the norms of C's columns are estimated
 _SKETCHES: Final = 4  # number of random sums of these rows
 _SAMPLED_DEPTH: Final = 64  # minimum rows of B from which the norms of its columns are estimated

@@ -32,7 +32,7 @@ Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles,
 # Elements per chunk of `numpy_pass`. A chunk in double precision fits in the cache.
 _AT_ONCE: Final = 100_000
 
-# Multiply-adds up to which OpenBLAS starts no threads. Threads would occupy cores of the training.
+# Multiply-adds up to which OpenBLAS uses one thread. More threads would take cores from training.
 _ONE_THREAD: Final = 250_000
 _NO_WEIGHTS: Final = np.zeros(0)
 
@@ -76,7 +76,7 @@ class Projector:
         try:
             self._pass = compiled_pass()
         except ImportError as error:  # numba does not support this numpy version
-            warnings.warn(f"results are checked by numpy alone: {error}", stacklevel=1)
+            warnings.warn(f"numpy alone checks results: {error}", stacklevel=1)
 
 
 def numpy_pass(

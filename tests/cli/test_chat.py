@@ -87,7 +87,7 @@ def test_a_text_that_is_too_long_ends_only_its_answer(talks: Path) -> None:
     most = open_trained(talks).most_tokens
     done = chat(talks, "x y " * most, "Why?")
     assert done.exit_code == 0
-    assert f"but the model takes {most}" in done.stderr
+    assert f"but the context is {most} tokens" in done.stderr
     assert "/new starts over" in done.stderr
     answer = said(talks, Generation("Why?", chat=True, tokens=5))
     assert done.stdout.endswith(f"{shown(answer)}\n")
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(talks: Path, tmp_path: P
     for folder, options, text in (
         (tmp_path / "none", (), "There is no folder"),
         (talks, ("--top-p", "0"), "--top-p is 0"),
-        (talks, ("--step", "3"), "--step goes with a run folder"),
+        (talks, ("--step", "3"), "--step needs a run folder"),
     ):
         done = chat(folder, "Why?", options=options)
         assert isinstance(done.exception, UsageError)

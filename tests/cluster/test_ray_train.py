@@ -19,7 +19,7 @@ def runner(runs: Path) -> SharedRunner:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"memory": "sharded", "method": "stages"}, "by stages every server sends"),
+        ({"memory": "sharded", "method": "stages"}, "by stages each server sends"),
         ({"memory": "lean"}, "use sharded"),
     ],
 )

@@ -48,7 +48,7 @@ def test_embedding_stops_before_the_layers() -> None:
     torch.testing.assert_close(found.x, padded[0].x)
     assert found.x.requires_grad
     assert [b.keys() for b in found.extras] == [call.extras.keys() for call in padded]
-    with pytest.raises(LayerGraphError, match="another way than before"):
+    with pytest.raises(LayerGraphError, match="differently than before"):
         OutsideLayers(model, calls).embed(IDS, mask)
 
 
@@ -101,7 +101,7 @@ def test_a_layer_that_differs_by_its_number_alone_gets_no_other_layers_graph(
     graphs = model_graphs(model, 10, GraphCache(tmp_path))
     assert [part.layer for part in graphs.parts] == [0]
     assert list(graphs.refused) == [1]
-    assert graphs.refused[1].startswith("its graph's output is")
+    assert graphs.refused[1].startswith("its graph's output has")
 
 
 def test_gradients_of_slices_with_and_without_steps() -> None:
@@ -131,7 +131,7 @@ def test_layers_that_are_not_one_after_another_are_refused() -> None:
     model: Any = small_model("llama")
     model.model.layers.append(model.model.layers[0])
     model.config.num_hidden_layers = 3
-    with pytest.raises(LayerGraphError, match="one after another, each once"):
+    with pytest.raises(LayerGraphError, match="one after another, once each"):
         layer_calls(model, IDS)
 
 
@@ -144,7 +144,7 @@ def test_a_model_that_is_not_of_transformers_is_refused() -> None:
             super().__init__()
             self.layers = nn.ModuleList([nn.Linear(2, 2)])
 
-    with pytest.raises(LayerGraphError, match="Own is not a model of transformers"):
+    with pytest.raises(LayerGraphError, match="Own is not a transformers model"):
         layer_calls(Own(), IDS)
 
 

@@ -26,5 +26,5 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path, corpus_file: Path)
     done = export_run(RunFolder(tmp_path / "runs" / "run"), tmp_path / "out")
     assert not left.exists()
     assert not [path for path in done.folder.iterdir() if path.name == LOCK]
-    with pytest.raises(Exception, match="exists already"):
+    with pytest.raises(Exception, match="already exists"):
         export_run(RunFolder(tmp_path / "runs" / "run"), tmp_path / "out")

@@ -248,7 +248,7 @@ def test_the_servers_computer_becomes_a_device(
         assert staged.gradients(rows(ids)) == pytest.approx(found)  # without it
         assert not own.runs
     assert found == pytest.approx(plain_gradients(prepared.plain, ids), rel=1e-5)
-    assert any("this server also becomes a device" in text for text in said)
+    assert any("this server also joins as a device" in text for text in said)
     assert any("did not join" in text for text in said) == (devices == 1)
 
 

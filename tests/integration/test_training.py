@@ -218,7 +218,7 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
             for name in ("data", "eval_data")
             for source in ("/no/such", "corpus.txt")
         ),
-        ({"name": "night"}, "exists already"),
+        ({"name": "night"}, "already exists"),
     ],
 )
 def test_a_job_that_cannot_begin_is_refused_before_it_is_queued(

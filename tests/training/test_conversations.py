@@ -109,17 +109,17 @@ def user(*content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"body": "a"}, "has no .* but 'body': rename"),
+        ({"body": "a"}, "has no .*; its fields are 'body': rename"),
         ({"text": 1}, 'has int as "text", not a string'),
-        ({"prompt": "a", "completion": TURNS}, "not both strings, or both lists"),
+        ({"prompt": "a", "completion": TURNS}, "neither both strings nor both lists"),
         ({"messages": [{"content": "a"}]}, 'not a list of objects with a "role"'),
         ({"messages": [{"role": "assistant"}]}, 'has no "content" in message 1'),
         ({"messages": [*TURNS, {"role": "user", "content": 7}]}, "int as .* of mess.* 6"),
         ({"prompt": None, "completion": "a"}, 'has null as "prompt": give it a value'),
         ({"messages": TURNS, "tools": {"name": "f"}}, '"tools" that are not a list of objects'),
-        ({"messages": TURNS, "tools": "f("}, '"tools" that are no JSON'),
-        (user({"type": "image"}), "the type 'image' in message 6"),
-        (user("b"), "has str in message 6, and only parts"),
+        ({"messages": TURNS, "tools": "f("}, '"tools" that are not JSON'),
+        (user({"type": "image"}), "of type 'image' in message 6"),
+        (user("b"), "has str in message 6, but only parts"),
         (user({"type": "text"}), 'null as the "text" of a part of mes'),
         ({"messages": TURNS[:2]}, "would learn nothing"),
     ],
@@ -203,7 +203,7 @@ def test_a_template_that_changes_earlier_turns_is_refused() -> None:
     def forgetful(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
         return chatml(messages[-1:], tools, prompt)
 
-    with pytest.raises(UsageError, match="renders message 3 of a conversation in another way"):
+    with pytest.raises(UsageError, match="renders message 3 of a conversation differently"):
         rendered(Conversation(tuple(TURNS)), forgetful)
 
 
@@ -280,7 +280,7 @@ def test_tokens_of_answers_are_learned_and_no_others(base: Path) -> None:
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
-    with pytest.raises(UsageError, match="has no chat template"):
+    with pytest.raises(UsageError, match="need a chat template"):
         tokenizer.encode_answers(Conversation(tuple(TURNS)))
 
 
@@ -426,7 +426,7 @@ def test_a_token_that_the_model_lacks_is_refused_where_the_text_has_it(
     prepare(job, TrainContext(None, lambda record: None))
     path = tmp_path / "text.txt"
     path.write_text("some <pad> text " * 40)
-    with pytest.raises(CleaveError, match=r"makes the token 300 .* has only 300"):
+    with pytest.raises(CleaveError, match=r"with token 300, .* has only 300"):
         prepare(replace(job, data=str(path)), TrainContext(None, lambda record: None))
 
 

@@ -394,13 +394,13 @@ def test_bad_loader_arguments_are_one_sentence() -> None:
         (0, 4, 0, "batch size is 0"),
         (1, 0, 0, "sequence length 0"),
         (1, 4, -1, "seed is -1"),
-        (1, 40, 0, "37 tokens hold no sequence of 40"),
+        (1, 40, 0, "37 tokens contain no sequence of 40"),
     ):
         with pytest.raises(UsageError, match=message):
             BatchLoader(tokens_of(9, 4), batch=batch, seq=seq, seed=seed)
     loader = BatchLoader(tokens_of(9, 4), batch=2, seq=4, seed=0)
     for state in (LoaderState(0, 9), LoaderState(-1, 0), LoaderState(0, -1)):
-        with pytest.raises(UsageError, match="of 9 sequences"):
+        with pytest.raises(UsageError, match="with 9 sequences"):
             loader.restore(state)
 
 

@@ -129,7 +129,7 @@ def test_a_run_that_is_to_stop_does_not_wait_for_ever(corpus_file: Path, tmp_pat
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with (
         full_disk(resource.RLIM_INFINITY if hard == resource.RLIM_INFINITY else hard),
-        pytest.raises(DiskFullError, match=r"step-000003.*earlier checkpoints are as they were"),
+        pytest.raises(DiskFullError, match=r"step-000003.*earlier checkpoints are unchanged"),
     ):
         train(
             job(corpus_file),

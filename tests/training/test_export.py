@@ -205,17 +205,17 @@ def test_what_is_not_trained_is_in_an_export_as_well(tmp_path: Path, corpus_file
 
 def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> None:
     run = trained(tmp_path, corpus_file, "opt-nano", steps=1)
-    with pytest.raises(UsageError, match="no checkpoint of step 7; it has those of 1"):
+    with pytest.raises(UsageError, match="no checkpoint of step 7; it has checkpoints of 1"):
         export_run(run, tmp_path / "out", step=7)
     with pytest.raises(UsageError, match="--dtype is 'int3'"):
         export_run(run, tmp_path / "out", dtype="int3")
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_run(run, taken)
     shutil.rmtree(run.path / CHECKPOINTS)
-    with pytest.raises(UsageError, match="has no checkpoint: it has not ended"):
+    with pytest.raises(UsageError, match="has no checkpoint: the run has not ended"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]

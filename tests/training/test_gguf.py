@@ -213,7 +213,7 @@ def test_how_text_is_split_has_a_name(
     held.pre_tokenizer = how
     held.save(str(path))
     if name is None:
-        with pytest.raises(UsageError, match="in a way that --gguf does not know"):
+        with pytest.raises(UsageError, match="in a way that --gguf does not support"):
             export_run(run, tmp_path / "out", gguf=True)
         assert not (tmp_path / "out").exists()
         return
@@ -240,7 +240,7 @@ def test_the_scaling_of_llama_3(tmp_path: Path, corpus_file: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "config", "text"),
     [
-        ("opt", {}, r"llama, mistral, qwen2, qwen3, gpt2, and this is 'opt'; export it without"),
+        ("opt", {}, r"llama, mistral, qwen2, qwen3, gpt2, not 'opt'; export without"),
         ("llama", {"hidden_act": "gelu"}, "no llama with the activation 'gelu'"),
         ("gpt2", {"activation_function": "relu"}, "no gpt2 with the activation 'relu'"),
         ("qwen2", {"rope_parameters": ROPE_3}, "no qwen2 with the RoPE scaling 'llama3'"),
@@ -260,5 +260,5 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, corpus_file: Pat
     tokens = sorted(held["model"]["vocab"], key=held["model"]["vocab"].get)
     held["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [[token, 0.0] for token in tokens]}
     path.write_text(json.dumps(held))
-    with pytest.raises(UsageError, match="of the type Unigram, and --gguf writes BPE"):
+    with pytest.raises(UsageError, match="of type Unigram, but --gguf supports only BPE"):
         export_run(run, tmp_path / "out", gguf=True)

@@ -206,7 +206,7 @@ def test_it_is_off_when_steps_are_shorter_than_its_cost(scene: Scene) -> None:
     scene.step(journal, 7)
     assert not journal.on
     assert len(scene.said) == 1
-    assert "the journal is off: it costs" in scene.said[0]
+    assert "the journal is off: it adds" in scene.said[0]
     written = journal.counters.written_bytes
     assert scene.step(journal, 8) > 0
     assert journal.counters.written_bytes == written

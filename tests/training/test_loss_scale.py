@@ -132,7 +132,7 @@ def test_a_run_goes_on_with_its_scale(
 
 
 def test_stages_do_not_travel_in_fp16() -> None:
-    with pytest.raises(UsageError, match="stages travel in bf16 or fp32"):
+    with pytest.raises(UsageError, match="stages support only bf16 and fp32"):
         replace(JOB, method="stages")
 
 
@@ -144,7 +144,7 @@ def test_a_step_that_is_left_out_is_told(
     notes = notes_of(trained(job, RunFolder.create(tmp_path, "run"))).splitlines()
     said = [note for note in notes if "overflow" in note]
     assert said == [
-        f"step {step} updated nothing, as its gradients overflow in fp16; the loss is scaled by "
-        f"{2.0 ** (60 - step):g} from now on"
+        f"step {step} changed no weights, because its gradients overflow in fp16; the loss scale "
+        f"is now {2.0 ** (60 - step):g}"
         for step in (1, 2)
     ]

@@ -113,7 +113,7 @@ def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None
     assert "against_loss" not in to_dict(found[-1])
     assert "steps 2, here 3" in notes_of(said)
     assert "warmup_steps -1, here 1" in notes_of(said)
-    assert "losses of 2 steps are at most" in notes_of(said)
+    assert "losses of 2 steps differ from" in notes_of(said)
     records = list(RunFolder(tmp_path / "fleet").records())
     assert [r["against_loss"] for r in records if "against_loss" in r] == [r.loss for r in plain]
     assert (tmp_path / "fleet" / "loss.png").is_file()
@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_is_as_far_off_as_can_be() -> None:
     assert run.against(1, 5.0) == 5.0
     assert run.against(2, float("nan")) == 4.0
     assert run.against(3, 4.0) is None
-    assert run.found("it") == "losses of 2 steps are at most inf off those of it"
+    assert run.found("it") == "losses of 2 steps differ from it by at most inf"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
     trained(JOB, RunFolder(tmp_path / "plain"))
     job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)
     again = RunFolder(tmp_path / "again")
-    assert "losses of 3 steps are at most 0.0e+00 off" in notes_of(trained(job, again))
+    assert "by at most 0.0e+00" in notes_of(trained(job, again))
     shutil.rmtree(tmp_path / "plain")
     goes_on = JobRequest({"steps": 4}, resume=str(again.path))
     said: list[Record] = []

@@ -208,7 +208,7 @@ def test_state_is_restored_also_of_parameters_that_have_none(rule: UpdateRule) -
 
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     optimizer = Optimizer(Small(), UpdateRule(), clip=0.0, in_backward=False)
-    with pytest.raises(CleaveError, match=r"has no optimizer state of 'embedding\.weight'"):
+    with pytest.raises(CleaveError, match=r"has no optimizer state for 'embedding\.weight'"):
         optimizer.load_tensors({"optimizer.step.other": torch.zeros(1)})
 
 

@@ -106,7 +106,7 @@ def loss_of(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch
 def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> None:
     model = model_of(family)
     if family in TOGETHER:
-        with pytest.raises(UsageError, match=f"'separate', and {type(model).__name__} sees across"):
+        with pytest.raises(UsageError, match=f"'separate', but {type(model).__name__} cannot"):
             packed_by(model)
     else:
         assert packed_by(model) is (PackedBy.MASK if family in BY_MASK else PackedBy.POSITIONS)

@@ -118,8 +118,8 @@ def test_the_largest_batch_that_is_named_is_accepted(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changed", "servers", "said"),
     [
-        ({"memory": "sharded", "method": "stages"}, 2, "by stages every server sends"),
-        ({"memory": "sharded", "method": "tiles"}, 1, "nobody to share weights with"),
+        ({"memory": "sharded", "method": "stages"}, 2, "by stages each server sends"),
+        ({"memory": "sharded", "method": "tiles"}, 1, "a single server cannot shard weights"),
         (
             {"memory": "sharded", "method": "local", "lora": "r=4,bits=4"},
             2,

@@ -122,7 +122,7 @@ def test_what_is_trained_whole_and_the_head_are_not_quantized() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_model_without_such_layers_is_refused(family: str) -> None:
-    with pytest.raises(UsageError, match=r"bits=4, and no layer of .* can be quantized"):
+    with pytest.raises(UsageError, match=r"bits=4, but no layer of .* can be quantized"):
         add_adapters(small_model(family), LoraSpec(4, bits=4))
 
 
@@ -142,7 +142,7 @@ def test_adapters_change_nothing_at_first(dora: bool) -> None:
     ("changed", "said"),
     [
         ({"method": "tiles"}, "tiles cannot use quantized weights; give --method stages"),
-        ({"journal": True}, "--journal keeps products of tiles, which take no quant"),
+        ({"journal": True}, "--journal works only with tiles, which cannot use quant"),
         ({"lora": "r=4,bits=5"}, "bits=5; give 4 or 8"),
     ],
 )
@@ -326,7 +326,7 @@ def test_what_is_offloaded_is_not_quantized() -> None:
             model = adapted()
             with (
                 cleave.offloaded(model, fleet, method=method),
-                pytest.raises(UsageError, match="offloaded: quantize it before"),
+                pytest.raises(UsageError, match="offloaded; quantize it before"),
             ):
                 cleave.quantize(model)
 

@@ -141,7 +141,7 @@ def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path:
         with pytest.raises(UsageError, match=r"is finished: all 1 steps are done.*above 1"):
             runner.run({**asked, "job": steps}, None, print, lambda: False)
     assert run.metrics_path.read_bytes() == before
-    with pytest.raises(UsageError, match="--name is 'b', and --resume continues"):
+    with pytest.raises(UsageError, match="--name is 'b', but --resume continues"):
         runner.check({**asked, "job": {"steps": 2}, "name": "b"})
     assert runner.check({**asked, "job": {"steps": 2}}) == ("opt-nano", 2)
 
@@ -236,7 +236,7 @@ def test_a_folder_of_texts_and_held_out_text_are_looked_at(
     job = replace(job, data=str(moved))
     trained(replace(job, steps=2), run)  # the same text elsewhere
     other.write_text("what was never seen until now\n" * 99)
-    with pytest.raises(CleaveError, match="has had another held-out text until step 2"):
+    with pytest.raises(CleaveError, match="used another held-out text up to step 2"):
         trained(replace(job, steps=3), run)
     trained(replace(job, steps=3), run, accept_changes=True)
     assert find_checkpoint(run, best=True).step == 3  # losses of other texts are not compared
@@ -265,7 +265,7 @@ def run(tmp_path: Path, one_step: RunFolder) -> RunFolder:
 
 def test_other_settings_are_refused_even_so(run: RunFolder, corpus_file: Path) -> None:
     job = one_step_job(corpus_file)
-    with pytest.raises(CleaveError, match="made with batch 1 and this run has 2"):
+    with pytest.raises(CleaveError, match="made with batch 1, but this run has 2"):
         trained(replace(job, steps=2, batch=2), run, accept_changes=True)
     with pytest.raises(UsageError, match="--accept-changes needs --resume"):
         JobRequest.from_dict({"job": job.to_dict(), "accept_changes": True})
@@ -299,7 +299,7 @@ def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
     run: RunFolder, corpus_file: Path
 ) -> None:
     run.metrics_path.write_text("years of work\n")
-    with pytest.raises(CleaveError, match="does not hold the metrics of a run: move it away"):
+    with pytest.raises(CleaveError, match="is not the metrics file of a run: move it away"):
         trained(replace(one_step_job(corpus_file), steps=2), run)
     assert run.metrics_path.read_text() == "years of work\n"
 
@@ -307,7 +307,7 @@ def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
 def test_two_jobs_of_one_process_do_not_share_a_run(tmp_path: Path, run: RunFolder) -> None:
     arguments = {"job": {"steps": 2}, "resume": str(run.path)}
     runner, seen = JobRunner(tmp_path), list[dict[str, Any]]()
-    with run.lock(), pytest.raises(CleaveError, match=r"process \d+ uses the run folder"):
+    with run.lock(), pytest.raises(CleaveError, match=r"process \d+ is using the run folder"):
         runner.run(arguments, None, seen.append, lambda: False)
     runner.run(arguments, None, seen.append, lambda: False)
     assert [record["step"] for record in seen if record["event"] == "step"] == [2]

@@ -30,7 +30,7 @@ def test_folders_are_named_by_time_and_never_shared(tmp_path: Path) -> None:
 
 def test_a_given_name_is_kept_and_may_not_be_taken(tmp_path: Path) -> None:
     assert RunFolder.create(tmp_path, "first").path == tmp_path / "first"
-    with pytest.raises(UsageError, match=r"first.*exists already"):
+    with pytest.raises(UsageError, match=r"first.*already exists"):
         RunFolder.create(tmp_path, "first")
 
 

@@ -107,8 +107,8 @@ def test_rows_go_by_what_is_predicted_then_by_what_was_shown() -> None:
     ranks._others = (lambda speed: 1.0,)
     assert [len(batch.ids) for batch in steps.part(batches(12))] == [7]
     assert said == [
-        "the servers do 9 + 3 sequences of each step",
-        "the servers do 7 + 5 sequences of each step",
+        "the servers compute 9 + 3 sequences of each step",
+        "the servers compute 7 + 5 sequences of each step",
     ]
 
 

@@ -518,7 +518,7 @@ def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason() -> None:
         found = staged(model, fleet, graphs=graphs, local_after_s=0.0, note=notes.append)
         for _ in range(RESTING_STEPS):
             assert isinstance(found.gradients(rows(ids)), NotByStages)
-        (resting,) = [note for note in notes if "go without stages" in note]
+        (resting,) = [note for note in notes if "steps without stages" in note]
         assert "no device is left that did not fail: device 1: " in resting
         assert all(parameter.grad is None for parameter in model.parameters())
         found.gradients(rows(ids))
@@ -542,7 +542,7 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
         assert isinstance(found.gradients(rows(ids)), NotByStages)
         assert 2.0 <= runtime.now() - began_s <= 5.0
         assert all(parameter.grad is None for parameter in model.parameters())
-        assert "all devices that train whole layers left" in notes[-1]
+        assert "all devices that can train whole layers have left" in notes[-1]
         for profile in runtime.profiles:
             runtime.join(profile)
         fleet.wait_for(2)

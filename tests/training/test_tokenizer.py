@@ -159,5 +159,5 @@ def test_folders_without_a_tokenizer_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tokenizer.json' cannot be read as a tokenizer"):
         folder_tokenizer(tmp_path)
     word_level(["<unk>", "a"]).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UsageError, match='names no end-of-text token: add "eos_token"'):
+    with pytest.raises(UsageError, match='does not name an end-of-text token: add "eos_token"'):
         folder_tokenizer(tmp_path)

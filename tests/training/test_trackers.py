@@ -113,7 +113,7 @@ def test_one_that_fails_is_left_out_and_said_once() -> None:
     both.close()
     assert failing.points == 2
     assert said == [
-        "wandb gets no more curves (OSError: No space left on device); training continues"
+        "wandb gets no more metrics (OSError: No space left on device); training continues"
     ]
 
 
@@ -126,4 +126,4 @@ def test_one_that_cannot_begin_is_said(
     monkeypatch.setattr(trackers, "_OPEN", {"tensorboard": refuse})
     run, said = RunFolder.create(tmp_path, "mine"), list[str]()
     Trackers.open(job_of(corpus_file, report_to="tensorboard"), run, 0, said.append)
-    assert said == ["tensorboard gets no more curves (RuntimeError: no key); training continues"]
+    assert said == ["tensorboard gets no more metrics (RuntimeError: no key); training continues"]

@@ -112,7 +112,7 @@ def test_a_seed_decides_what_is_drawn(run: RunFolder) -> None:
     assert one == same
     assert one != other
     assert likeliest == "".join(added(opened, "def", 8))
-    with pytest.raises(UsageError, match="but the model takes"):
+    with pytest.raises(UsageError, match="but the context is"):
         added(opened, "def", 10**6)
 
 
@@ -254,10 +254,10 @@ def test_a_text_of_more_tokens_than_the_model_has_is_one_sentence(
     made.save(str(folder / "tokenizer.json"))
     opened = open_trained(folder)
     assert added(opened, "the", 2)
-    with pytest.raises(UsageError, match=r"makes the token (\d+) of this text, .* has only \1"):
+    with pytest.raises(UsageError, match=r"with token (\d+), .* has only \1"):
         added(opened, "the<pad>", 2)
     (tmp_path / "text.txt").write_text("the <pad> cat")
-    with pytest.raises(UsageError, match="makes the token"):
+    with pytest.raises(UsageError, match="encodes this text with token"):
         perplexity(opened, str(tmp_path / "text.txt"), seq=8, batch=1)
 
 
@@ -323,7 +323,7 @@ def test_answers_are_the_likeliest_letters(
 def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "questions.csv"
     path.write_text("1 + 1?,1,2,3,4,B\n2 + 2?,1,2,3,4\n")
-    with pytest.raises(UsageError, match=r"line 2 of .* is no question: it has 5 columns"):
+    with pytest.raises(UsageError, match=r"line 2 of .* is not a question: it has 5 columns"):
         read_questions(path)
     for letter in ("", "AB", "E"):
         path.write_text(f"1 + 1?,1,2,3,4,{letter}\n")
@@ -332,10 +332,10 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
     for command, said in (
         (["eval", str(run.path)], "give either --data with a text, or --choices"),
         (["eval", str(run.path), "--data", str(tmp_path / "no.txt")], "no file or folder"),
-        (["eval", str(tmp_path), "--choices", str(path)], "is no question"),
+        (["eval", str(tmp_path), "--choices", str(path)], "is not a question"),
         (["generate", str(run.path), "--prompt", "x", "--top-p", "0"], "--top-p is 0"),
         (["generate", str(run.path), "--prompt", "x", "--seed", "-1"], "--seed is -1; give"),
-        (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step goes with a run"),
+        (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step needs a run"),
     ):
         done = CliRunner().invoke(app, command)
         assert isinstance(done.exception, UsageError)

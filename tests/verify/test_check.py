@@ -142,7 +142,7 @@ def test_what_is_not_finite_must_be_so_on_the_server_too(
     case.result.array[2, 3] = arrays.narrow(np.full((1, 1), bad, np.float32), out)[0, 0]
     fault = case.fault()
     assert fault is not None
-    assert f"has {bad:g} where the product is" in fault.reason
+    assert f"has an element of {bad:g}, but the product is" in fault.reason
     assert not fault.gross  # one element: a flipped bit
 
 

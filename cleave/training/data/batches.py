@@ -92,19 +92,24 @@ class Corpus:
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
                 raise UsageError(
-                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq} "
+                    f"The {name} split has {len(tokens)} tokens, but one sequence of {seq} "
                     f"needs {seq + 1}: give more text, or a shorter sequence length."
                 )
             if name == "training" or judged:
                 try:
                     _learned_rows(tokens, seq, separate=separate)
                 except UsageError as error:
-                    raise UsageError(f"Of the {name} split: {error}") from None
+                    raise UsageError(f"In the {name} split: {error}") from None
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Position of a `BatchLoader`: epoch, from 0, and number of sequences returned in the epoch."""
+    """Position of a `BatchLoader`.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        position: number of sequences already returned in this epoch.
+    """
 
     epoch: int
     position: int
@@ -170,8 +175,8 @@ class BatchLoader:
         """Continue at a position that `state()` returned for the same data and arguments."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
-                f"Position {state.position} of epoch {state.epoch} does not exist in data of "
-                f"{self._count} sequences: resume with the data the run began with."
+                f"Position {state.position} of epoch {state.epoch} does not exist in data with "
+                f"{self._count} sequences: resume with the run's original data."
             )
         self._epoch = state.epoch
         self._position = state.position
@@ -281,7 +286,7 @@ def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
-            f"{len(tokens)} tokens hold no sequence of {seq}, which needs {seq + 1}: "
+            f"{len(tokens)} tokens contain no sequence of {seq}, which needs {seq + 1}: "
             "give more text, or a shorter sequence length."
         )
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
@@ -337,7 +342,7 @@ def positions_of(begins: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A whole document, or a part of a long text. `last` is False for all but the last part."""
+    """A whole document, or a part of a long text. `last` is False for every part but the last."""
 
     document: Document
     chars: int
@@ -463,7 +468,7 @@ def _with_enough(
     if len(tokens) < 2 * min_tokens:
         name = "Python's standard library" if source is None else repr(source)
         raise UsageError(
-            f"The text of {name} gives {len(tokens)} tokens, and training and validation need "
+            f"The text of {name} has only {len(tokens)} tokens, but training and validation need "
             f"{min_tokens} each: give more text, or a shorter sequence length."
         )
     held_out = max(min_tokens, round(validation_fraction * len(tokens)))
@@ -490,7 +495,7 @@ def _cached(
             np.save(buffer, tokens)
             write_atomically(path, buffer.getvalue())
     except OSError as error:  # continue without the cache, which only saves time
-        tell(f"The encoded text is not kept, {str(folder)!r} cannot be written: {error.strerror}")
+        tell(f"The encoded text is not cached: {str(folder)!r} is not writable ({error.strerror})")
     return corpus
 
 

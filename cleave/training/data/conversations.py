@@ -83,23 +83,21 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
             if isinstance(prompt, list) and isinstance(completion, list):
                 return _conversation([*prompt, *completion], record.get("tools"), where)
             raise UsageError(
-                'has a "prompt" and a "completion" that are not both strings, or both lists of '
-                "messages: write both in one way."
+                'has a "prompt" and a "completion" that are neither both strings nor both lists of '
+                "messages: use the same form for both."
             )
         case (name,) if isinstance(text := record[name], str):
             return str(clean(text))
         case (name,):
             raise UsageError(
-                f'has {_kind(record[name])} as "{name}", not a string: give one whose text is text.'
+                f'has {_kind(record[name])} as "{name}", not a string: give the text as a string.'
             )
     for names in FIELDS:
         if all(name in record for name in names):
             empty = next(name for name in names if record[name] is None)
-            raise UsageError(
-                f'has null as "{empty}": give it a value, or leave the whole record out.'
-            )
-    listed = ", ".join(repr(name) for name in record) or "no fields at all"
-    raise UsageError(f"has no {FIELDS_TEXT} but {listed}: rename its fields.")
+            raise UsageError(f'has null as "{empty}": give it a value, or remove the record.')
+    listed = ", ".join(repr(name) for name in record) or "none"
+    raise UsageError(f"has no {FIELDS_TEXT}; its fields are {listed}: rename them.")
 
 
 def clean(value: Any) -> Any:
@@ -127,7 +125,7 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
         )
     if not any(message["role"] == _ASSISTANT for message in messages):
         raise UsageError(
-            f'has no message of the role "{_ASSISTANT}": the model would learn nothing.'
+            f'has no message with the role "{_ASSISTANT}": the model would learn nothing.'
         )
     held = (_message(message, number) for number, message in enumerate(messages, start=1))
     return Conversation(tuple(held), _tools(tools), where)
@@ -143,8 +141,8 @@ def _message(message: Mapping[str, Any], number: int) -> Message:
         raise UsageError(f'has no "content" in message {number}: give it a string.')
     elif not isinstance(content, str | None):
         raise UsageError(
-            f'has {_kind(content)} as the "content" of message {number}: give it a string, or a '
-            'list of parts as {"type": "text", "text": ...}.'
+            f'has {_kind(content)} as the "content" of message {number}: give a string, or a '
+            'list of parts such as {"type": "text", "text": ...}.'
         )
     return cleaned
 
@@ -152,10 +150,10 @@ def _message(message: Mapping[str, Any], number: int) -> Message:
 def _text_of_part(part: Any, number: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
-        found = _kind(part) if kind is None else f"a part of the type {kind!r}"
+        found = _kind(part) if kind is None else f"a part of type {kind!r}"
         raise UsageError(
-            f"has {found} in message {number}, and only parts of the type 'text' can be learned: "
-            "leave it out, or say in text what it shows."
+            f"has {found} in message {number}, but only parts of type 'text' can be learned: "
+            "remove it, or describe it in text."
         )
     if not isinstance(text := part.get("text"), str):
         raise UsageError(
@@ -170,13 +168,13 @@ def _tools(tools: Any) -> tuple[Any, ...] | None:
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
-            raise UsageError(f'has "tools" that are no JSON ({error}): give a list.') from None
+            raise UsageError(f'has "tools" that are not JSON ({error}): give a list.') from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(
-            'has "tools" that are not a list of objects: describe each tool as an object, as chat '
-            "templates take it."
+            'has "tools" that are not a list of objects: describe each tool as an object, in the '
+            "format of chat templates."
         )
     return tuple(clean(tools))
 
@@ -186,7 +184,7 @@ def _kind(value: object) -> str:
 
 
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
-    """Render a conversation, and locate the assistant's answers in the text.
+    """Render a conversation and locate the assistant's answers in the text.
 
     Returns:
         The text, and the character range [start, end) of each answer. An answer begins after the
@@ -209,7 +207,7 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     return text, answers
 
 
-_MARK: Final = "ANSWER-7f3a9c"  # placeholder by which an answer is located in the text
+_MARK: Final = "ANSWER-7f3a9c"  # placeholder for locating an answer in the text
 
 
 def _located(
@@ -252,9 +250,9 @@ def _shared(one: str, other: str) -> int:
 
 def _not_found(number: int) -> UsageError:
     return UsageError(
-        f"the chat template renders message {number + 1} of a conversation in another way when it "
-        f"is the last, so its answer cannot be found; give conversations with one answer, at their "
-        f"end, or a template that marks answers by {{% generation %}}"
+        f"the chat template renders message {number + 1} of a conversation differently when it "
+        f"comes last, so its answer cannot be located; give conversations with one answer, at the "
+        f"end, or a template that marks answers with {{% generation %}}"
     )
 
 

@@ -88,7 +88,7 @@ def _nonempty(documents: Iterable[Document], name: str) -> Iterator[Document]:
             found = True
             yield document
     if not found:
-        raise UsageError(f"There is no text in {name}: give a source that has some.")
+        raise UsageError(f"There is no text in {name}: give a source with text.")
 
 
 def _standard_library() -> Iterator[str]:
@@ -104,7 +104,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
     if not chosen:
         raise UsageError(
             f"The folder {str(folder)!r} has no text files (.txt, .md, .py, .jsonl, .parquet and "
-            "the like): give one that has."
+            "the like): give a folder with text files."
         )
     for path in chosen:
         if path.suffix.lower() in _TEXT_SUFFIXES:
@@ -157,7 +157,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
                 if line.isspace():
                     continue
                 where = f"Line {number} of {str(path)!r}"
-                record = _parsed(line, where, "every line must be one object")
+                record = _parsed(line, where, "each line must be a JSON object")
                 yield _document_of(where, record)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
@@ -171,7 +171,7 @@ def _read_json(path: Path) -> Iterator[Document]:
     if not text.lstrip().startswith("["):
         yield from _read_jsonl(path)
         return
-    records = _parsed(text, repr(str(path)), "write a list of objects, or one in each line")
+    records = _parsed(text, repr(str(path)), "write a list of objects, or one object per line")
     for number, record in enumerate(records, start=1):
         yield _document_of(f"Item {number} of {str(path)!r}", record)
 
@@ -205,9 +205,9 @@ def _read_parquet(path: Path) -> Iterator[Document]:
             fields = [name for f in FIELDS if set(f) <= set(columns) for name in f]
             if not fields:
                 raise UsageError(
-                    f"{str(path)!r} has no column {FIELDS_TEXT} but "
-                    f"{', '.join(map(repr, columns)) or 'no fields at all'}: rename the "
-                    f"one that holds the text."
+                    f"{str(path)!r} has no column {FIELDS_TEXT}; its columns are "
+                    f"{', '.join(map(repr, columns)) or 'none'}: rename the "
+                    f"column that contains the text."
                 )
             chosen = fields + [name for name in ("tools",) if name in columns]
             row = 0
@@ -287,12 +287,12 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 def _not_utf8(path: Path) -> UsageError:
     if path.suffix.lower() in _COMPRESSED:
-        return UsageError(f"{str(path)!r} is compressed: decompress it, and give that file.")
+        return UsageError(f"{str(path)!r} is compressed: decompress it, and give the result.")
     return UsageError(f"{str(path)!r} is not UTF-8 text: convert it, or give another file.")
 
 
 def _unreachable(name: str, error: Exception) -> UsageError:
     return UsageError(
-        f"There is no file or folder {name!r}, and as a data set it cannot be loaded "
+        f"There is no file or folder {name!r}, and it cannot be loaded as a data set "
         f"({_first_line(error)}): check the name and the network, or give a local file."
     )

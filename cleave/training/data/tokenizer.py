@@ -113,8 +113,8 @@ class TextTokenizer:
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise UsageError(
-                'There are conversations ("messages", or --chat), and the tokenizer has no chat '
-                "template: use a model whose folder has one, or plain text."
+                'Conversations ("messages", or --chat) need a chat template, but the tokenizer has '
+                "none: use a model whose folder has a chat template, or plain text."
             )
         return self._template
 
@@ -147,7 +147,7 @@ def default_tokenizer(
     """
     if vocab_size <= _BYTES:
         raise UsageError(
-            f"A vocabulary of {vocab_size} is too small: bytes and the end of text take "
+            f"A vocabulary of {vocab_size} is too small: the bytes and the end-of-text token take "
             f"{_BYTES + 1}."
         )
     path = (cache_dir or cache_folder()) / f"tokenizer-{vocab_size}-{python_fingerprint()}.json"
@@ -159,12 +159,12 @@ def default_tokenizer(
     if trained.get_vocab_size() != vocab_size:
         raise UsageError(
             f"A vocabulary of {vocab_size} is too large for the text of Python's standard "
-            f"library, which gives {trained.get_vocab_size()}: choose one not above that."
+            f"library, which yields only {trained.get_vocab_size()}: choose at most this size."
         )
     try:
         write_atomically(path, trained.to_str().encode())
     except OSError as error:  # continue without the cache, which only saves time
-        tell(f"The tokenizer is not kept, {str(path)!r} cannot be written: {error.strerror}")
+        tell(f"The tokenizer is not cached: {str(path)!r} is not writable ({error.strerror})")
     return TextTokenizer(trained, _END_OF_TEXT_ID)
 
 
@@ -195,7 +195,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
         eos_id = _end_of_text(folder, tokenizer)
     if eos_id is None:
         raise UsageError(
-            f"The tokenizer in {str(folder)!r} names no end-of-text token: "
+            f"The tokenizer in {str(folder)!r} does not name an end-of-text token: "
             'add "eos_token" to its tokenizer_config.json.'
         )
     stated = json_object(folder / "tokenizer_config.json").get("chat_template")
@@ -256,7 +256,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise UsageError(f"{missing} without being installed: {advice}.") from None
+        raise UsageError(f"{missing}, and transformers is not installed: {advice}.") from None
     try:
         wrapped = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -269,19 +269,19 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
     absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise UsageError(
-            f"The folder {str(folder)!r} has no tokenizer.json and not all of the files it could "
-            f"be made from, {' and '.join(absent)}: {advice}."
+            f"The folder {str(folder)!r} has no tokenizer.json, and it cannot be created without "
+            f"{' and '.join(absent)}: {advice}."
         )
     tokenizer = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
-        raise UsageError(f"{missing} into its fast form: {advice}.")
+        raise UsageError(f"{missing} as a fast tokenizer: {advice}.")
     return tokenizer, wrapped.eos_token_id
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Return the ID of the end-of-text token; None if unknown.
 
-    Look in the configuration files first, then for a common name in the vocabulary.
+    The configuration files take precedence over common names in the vocabulary.
     """
     names: list[Any] = [
         json_object(folder / file).get("eos_token")

@@ -48,8 +48,8 @@ class DamagedCheckpointError(CleaveError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"The checkpoint {str(path)!r} is damaged ({reason}): put a copy in its place, "
-            "continue from an older one, or start again."
+            f"The checkpoint {str(path)!r} is damaged ({reason}): replace it with a copy, "
+            "continue from an older checkpoint, or start over."
         )
         self.path = path
         self.reason = reason
@@ -93,10 +93,10 @@ def save_checkpoint(
         folder: the parent folder of checkpoints.
         step: number of completed steps.
         tensors: tensors by name. The values of a tensor on the device `meta` are on another server.
-        meta: the caller's metadata, which JSON must be able to represent.
+        meta: the caller's metadata, which must be JSON-serializable.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which an
             earlier process may have left, do not count and are not removed.
-        sound_before: also keep the latest checkpoint before this step, because the run may have
+            sound_before: also keep the latest checkpoint before this step, because the run may have
             diverged since; None to keep no additional checkpoint.
         fetch: called with the name of a tensor on the device `meta`; returns the tensor's values.
             Each retry of a failed write calls `fetch` again.
@@ -143,7 +143,7 @@ def save_checkpoint(
         kind = DiskFullError if is_full(error) else CleaveError
         raise kind(
             f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): "
-            f"{remedy(error)}, or choose another folder; earlier checkpoints are as they were."
+            f"{remedy(error)}, or choose another folder; earlier checkpoints are unchanged."
         ) from error
     except BaseException:  # including KeyboardInterrupt
         shutil.rmtree(temporary, ignore_errors=True)
@@ -356,13 +356,13 @@ def _read_header(path: Path) -> _Header:
         raise DamagedCheckpointError(path, f"{_META} names no format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
-            f"The checkpoint {str(path)!r} has format {fields['format']}, this version of Cleave "
-            f"reads up to {_FORMAT}: update Cleave."
+            f"The checkpoint {str(path)!r} has format {fields['format']}, but this version of "
+            f"Cleave reads only formats up to {_FORMAT}: update Cleave."
         )
     kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
     for field, kind in kinds.items():
         if not isinstance(fields.get(field), kind):
-            raise DamagedCheckpointError(path, f"{_META} has no proper {field!r}")
+            raise DamagedCheckpointError(path, f"{_META} has no valid {field!r}")
     return _Header(**{field: fields[field] for field in kinds})
 
 
@@ -374,7 +374,7 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
         tensors = load_file(path / _TENSORS)
         return tensors | {name: tensors[kept] for name, kept in header.aliases.items()}
     except (SafetensorError, KeyError) as error:
-        reason = f"{_TENSORS} does not hold what {_META} says"
+        reason = f"{_TENSORS} does not match {_META}"
         raise DamagedCheckpointError(path, reason) from error
     except OSError as error:
         raise _unreadable(path, _TENSORS, error) from error
@@ -382,7 +382,7 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
 
 def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
     return CleaveError(
-        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), which "
-        "does not mean that it is damaged: mend that and try again, or move its folder away to "
+        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), but it "
+        "may be intact: fix the problem and try again, or move its folder away to "
         "continue from an older checkpoint."
     )

@@ -93,7 +93,7 @@ class Patience:
                 done = write()
             except DiskFullError as error:
                 if not told:
-                    self._tell(True, f"the disk is full, training waits for space: {error}")
+                    self._tell(True, f"the disk is full, so training waits for space: {error}")
                     told = True
                 if stopping_s >= STOPPING_S:
                     raise

@@ -120,8 +120,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
     if (largest := corpus.largest_id) >= source.spec.vocabulary:
         raise CleaveError(
-            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
-            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+            f"the tokenizer of {job.model!r} encodes this text with token {largest}, but the model "
+            f"has only {source.spec.vocabulary} tokens; the folder's files do not match"
         )
     return Dataset(source, tokenizer, corpus, Fingerprints.of(corpus, tokenizer, source.folder))
 
@@ -147,12 +147,12 @@ def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoin
     if damaged:
         faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
         raise CleaveError(
-            f"no checkpoint of {where!r} is intact ({faults}); put back a copy of one, or give "
-            f"--restart as well to start over at step 1 (what is damaged is kept, renamed)"
+            f"no checkpoint of {where!r} is intact ({faults}); restore a copy of one, or add "
+            f"--restart to start over at step 1 (damaged checkpoints are renamed, not deleted)"
         )
     if not (job.journal and holds_beginning(run.path / JOURNAL)):
         raise CleaveError(
-            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
+            f"{where!r} has no checkpoint: the run ended before it wrote one; add --restart "
             f"to start over at step 1"
         )
 
@@ -167,9 +167,9 @@ def check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Data
         for name, value in each.items():
             if value != everyone[0][name]:
                 raise CleaveError(
-                    f"server {rank + 1} has another {name.replace('_', '-')} than the first one; "
-                    f"model, data and run folder must be the same on all, as in a folder that all "
-                    f"of them see"
+                    f"server {rank + 1} has another {name.replace('_', '-')} than server 1; "
+                    f"model, data and run folder must be the same on all servers, for example in a "
+                    f"shared folder"
                 )
 
 
@@ -194,15 +194,15 @@ def changes_since(
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
         if setting.name not in (*MAY_CHANGE, *_BY_CONTENT) and before != now:
             raise CleaveError(
-                f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
-                f"resume with the same settings, or start a new run without --resume"
+                f"the checkpoint was made with {setting.name} {before!r}, but this run has "
+                f"{now!r}; resume with the same settings, or start a new run without --resume"
             )
     changed = dataset.fingerprints.changed(known)
     if changed and not accepted:
         raise CleaveError(
-            f"this run has had {_in_words(changed)} until step {checkpoint.step}; put back what it "
-            f"had (the built-in tokenizer and text are those of one Python version), or give "
-            f"--accept-changes to continue with the current ones"
+            f"this run used {_in_words(changed)} up to step {checkpoint.step}; restore the "
+            f"original inputs (the built-in tokenizer and text depend on the Python version), or "
+            f"give --accept-changes to continue with the current ones"
         )
     if changed:
         context.note(f"continuing with {_in_words(changed)}")

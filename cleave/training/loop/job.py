@@ -369,7 +369,7 @@ class JobSpec:
             setting.check(option, value)
         if self.optimizer == OptimizerKind.SGD.value and not self.learning_rate:
             raise UsageError(
-                "--optimizer sgd needs --learning-rate: published rates are those of AdamW"
+                "--optimizer sgd needs --learning-rate, because published rates are for AdamW"
             )
         Interval.of(self.checkpoint_every)
         self._check_adapters()
@@ -385,26 +385,26 @@ class JobSpec:
             )
         if self.journal and not self.interval:
             raise UsageError(
-                "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
-                "makes none; give it a number of steps or a time"
+                "--journal keeps the work since the last checkpoint, but --checkpoint-every 0 "
+                "makes no checkpoints; give it a number of steps or a time"
             )
         if self.dtype == Precision.FP16.value and self.method == Method.STAGES.value:
             raise UsageError(
-                "--dtype is 'fp16', and stages travel in bf16 or fp32; give one of these, or "
+                "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these, or "
                 "--method tiles"
             )
         if self.journal and self.method == Method.STAGES.value:
-            raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
+            raise UsageError("--journal works only with tiles; leave it out with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
         if self.method == Method.DILOCO.value:
             self._check_local_updates()
 
     def _check_local_updates(self) -> None:
-        """Raise UsageError if the settings do not go with rounds of local updates."""
+        """Raise UsageError if a setting cannot be combined with rounds of local updates."""
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot do; give adamw or "
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
                 f"sgd with --method diloco"
             )
         for option, unusable in (
@@ -416,31 +416,31 @@ class JobSpec:
             ("a --lora with dropout", self.lora and LoraSpec.of(self.lora).dropout),
         ):
             if unusable:
-                raise UsageError(f"{option} does not go with --method diloco; leave one out")
+                raise UsageError(f"{option} cannot be combined with --method diloco; leave one out")
         Rounds(self.every, ExchangeKind(self.exchange), self.fragments, self.overlap)
-        # Only at the end of a round does the server have weights.
+        # The server has weights only at the end of a round.
         for name in ("steps", "eval_every", "sample_every"):
             if getattr(self, name) % self.every:
                 raise UsageError(
-                    f"--{_flag(name)} is {getattr(self, name)}, and --method diloco has weights "
-                    f"every {self.every} steps; give a multiple of --every"
+                    f"--{_flag(name)} is {getattr(self, name)}, but --method diloco has weights "
+                    f"only every {self.every} steps; give a multiple of --every"
                 )
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
             raise UsageError(
-                f"--state {self.state} is of use with stages, and --method is {self.method!r}; "
+                f"--state {self.state} needs stages, but --method is {self.method!r}; "
                 f"give --method stages"
             )
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot do; give adamw or "
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
                 f"sgd, or --state server"
             )
         if self.fallback == FallbackMode.LOCAL.value:
             raise UsageError(
-                f"--fallback local computes on the server, and --state {self.state} leaves it no "
-                f"current weights; give --fallback wait, or --state server"
+                f"--fallback local computes on the server, which has no current weights with "
+                f"--state {self.state}; give --fallback wait, or --state server"
             )
 
     def _check_adapters(self) -> None:
@@ -448,18 +448,18 @@ class JobSpec:
             return
         if self.quantized and self.journal:
             raise UsageError(
-                f"--lora is {self.lora!r}, and --journal keeps products of tiles, which take no "
+                f"--lora is {self.lora!r}, but --journal works only with tiles, which cannot use "
                 "quantized weights; leave out --journal, or bits"
             )
         if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
-                f"--lora is {self.lora!r}, and tiles cannot use quantized weights; give --method "
+                f"--lora is {self.lora!r}, but tiles cannot use quantized weights; give --method "
                 "stages, auto or local, or leave bits out"
             )
         if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
-                "--lora has dropout, which stages cannot have: their passes are done twice and "
-                "must be equal; leave it out, or give --method tiles"
+                "--lora has dropout, which stages do not support: a repeated pass must give the "
+                "same result; leave it out, or give --method tiles"
             )
 
     @property
@@ -473,7 +473,7 @@ class JobSpec:
         return bool(self.lora and LoraSpec.of(self.lora).bits)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Raise UsageError if the model cannot have this size of step, sequence or adapter."""
+        """Raise UsageError if the model does not support the batch, the sequence or the adapter."""
         check_step(spec, self.batch * self.accumulate, self.seq)
         if self.lora:
             check_rank(spec, LoraSpec.of(self.lora).rank)

@@ -42,7 +42,7 @@ from cleave.training.tiles.offload import restore, send
 from cleave.workload.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
-_SLOW_DTYPE: Final = 1.5  # ratio of speeds above which a user is told to use fp32
+_SLOW_DTYPE: Final = 1.5  # speed ratio above which the user is advised to use fp32
 
 
 class JobFleet:
@@ -227,7 +227,7 @@ class JobFleet:
             self.staged.updated(parameter)
 
     def keep_on_devices(self, optimizer: Optimizer, storage: StateStorage) -> None:
-        """Let devices keep the layers' weights and optimizer state, if `--state` says so.
+        """Make devices keep the layers' weights and optimizer state, if `--state` requires it.
 
         See `StagedModel.keep_on_devices`.
         """
@@ -238,33 +238,34 @@ class JobFleet:
 
     @property
     def resident(self) -> ResidentState | None:
-        """Return the trained state that stays on devices; None if the PS has it."""
+        """Return the trained state on devices; None if the PS keeps the state."""
         return self.staged.resident if self.staged is not None else None
 
     def sync(self) -> None:
-        """Fetch weights and optimizer state that stay on devices. Do nothing if none do."""
+        """Fetch the weights and optimizer state that are on devices, if any."""
         if self.staged is not None:
             self.staged.sync()
 
     def settle(self) -> None:
-        """Do the same as `sync`, and wait for audits.
+        """Call `sync` and wait for all audits.
 
         Raises:
-            RolledBackError: if a device lied.
+            RolledBackError: if an audit found a wrong result.
         """
         if self.staged is not None:
             self.staged.settle()
 
     @property
     def undoable(self) -> int:
-        """Return the number of last steps that would be undone if a device had lied."""
+        """Return the number of recent steps to undo if an audit finds a wrong result."""
         return self.staged.undoable if self.staged is not None else 0
 
     def learn(self, step_s: float, update_s: float) -> None:
         """Correct the forecasts of steps by stages, based on the last step.
 
-        `step_s` is the duration of that step in seconds, without planning. `update_s` is the part
-        of `step_s` in which the parameters were updated.
+        Args:
+            step_s: duration of the last step without planning, in seconds.
+            update_s: part of `step_s` in which the parameters were updated, in seconds.
         """
         if self.staged is not None:
             self.staged.learn(step_s, update_s)
@@ -292,7 +293,7 @@ class JobFleet:
             return
         said = f"no stages: {self._fleet.runtime.why_no_stages()}. "
         if self._job.quantized:
-            said += "The parameter server computes the layers alone."
+            said += "The parameter server runs all layers itself."
         else:
             said += self._choice_without_stages().why
         if said != self._said:

@@ -176,7 +176,7 @@ class Journal:
             number += 1
             aside = path.with_name(f"{path.name}.other-{number}")
         path.rename(aside)
-        self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
+        self._say(f"{path} is damaged or not a journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
         """Index a journal file up to the first damaged record and return that record's offset.
@@ -295,7 +295,7 @@ class Journal:
                 sum(each) / len(self._judged) for each in zip(*self._judged, strict=True)
             )
             if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
-                self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
+                self._switch_off(f"it adds {cost_s:.3g} s to each step of {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
         self.on = False

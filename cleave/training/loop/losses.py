@@ -92,7 +92,7 @@ class ComparedRun:
         }
         if not losses:
             raise UsageError(
-                f"--against {job.against!r} has no completed step; give a run that has"
+                f"--against {job.against!r} has no completed step; give a run with completed steps"
             )
         others = [
             f"{name} {config.get(name, default)!r}, here {getattr(job, name)!r}"
@@ -123,7 +123,7 @@ class ComparedRun:
         """
         if not self.steps:
             return ""
-        return f"losses of {self.steps} steps are at most {self.most:.1e} off those of {name}"
+        return f"losses of {self.steps} steps differ from {name} by at most {self.most:.1e}"
 
 
 def check_compared(job: JobSpec) -> None:

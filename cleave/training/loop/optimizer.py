@@ -75,7 +75,7 @@ class LossScale:
             CleaveError: if `state` is None, which means that the checkpoint has no loss scale.
         """
         if state is None:
-            raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")
+            raise CleaveError("the checkpoint has no loss scale, so it is not from an fp16 run")
         for name in asdict(self):
             setattr(self, name, state[name])
 
@@ -138,7 +138,8 @@ class UpdateRule:
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
         """Create a torch optimizer for one parameter. The caller sets the learning rate.
 
-        `hidden`: whether the parameter is the weight matrix of a hidden layer.
+        Args:
+            hidden: whether the parameter is the weight matrix of a hidden layer.
         """
         decay = self.decay_of(parameter)
         match self.kind:
@@ -169,9 +170,10 @@ def update_rule(job: JobSpec) -> UpdateRule:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdates:
-    """Updates of parameters that devices do, because their state stays there.
+    """Updates of the parameters whose state is on devices.
 
     Attributes:
+        names: names of these parameters.
         squares: returns the sum of the parameters' squared gradients in the current step.
         update: updates the parameters, given the learning rate and the factor by which clipping
             multiplies gradients.
@@ -199,7 +201,7 @@ class Optimizer:
 
     Attributes:
         applied: True if the current step has already updated some parameters.
-        on_devices: the updates that devices do; None if this optimizer does all of them.
+        on_devices: the updates that devices run; None if this optimizer runs all updates.
         update_s: total time, in seconds, of clipping and updates after backward passes.
     """
 
@@ -366,12 +368,12 @@ class Optimizer:
         self.update_s += time.perf_counter() - began_s
 
     def hand_over(self, name: str, files: StateFiles | None = None) -> tuple[int, list[Tensor]]:
-        """Prepare a parameter that devices will update, with AdamW or SGD.
+        """Prepare a parameter that devices will update with AdamW or SGD.
 
-        With `files`, the parameter and its moments are moved there.
+        With `files`, the parameter and its moments are moved to files.
 
         Returns:
-            The number of updates, which is 0 with SGD, and the moments, which begin with zeros.
+            The number of updates so far (0 with SGD), and the moments, initially zeros.
         """
         parameter = self.parameters[name]
         state = self._optimizers[name].state[parameter]
@@ -390,7 +392,7 @@ class Optimizer:
         return int(state.get("step", 0)), [state[key] for key in keys]
 
     def count_updates(self, name: str, updates: int) -> None:
-        """Count updates of a parameter that devices have done."""
+        """Count updates of a parameter that devices have run."""
         state = self._optimizers[name].state[self.parameters[name]]
         if "step" in state:
             state["step"] += updates
@@ -416,7 +418,7 @@ class Optimizer:
         if not self.clip:
             return 1.0
         nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
-        return min(1.0, self.clip / (norm.item() + 1e-6))  # as in that function
+        return min(1.0, self.clip / (norm.item() + 1e-6))  # as in `clip_grads_with_norm_`
 
     def _unscale(self, scale: LossScale) -> bool:
         """Divide the gradients by the loss scale. Return False if they overflow on any server."""
@@ -435,7 +437,7 @@ class Optimizer:
         self.applied = True
         optimizer, parameter = self._optimizers[name], self.parameters[name]
         optimizer.step()
-        # Fused optimizers do not count their changes, by which `ModelWork` notices them.
+        # Fused optimizers do not increment the version by which `ModelWork` notices changes.
         torch.autograd.graph.increment_version(parameter)
         if self._files is not None:
             self._files.move(optimizer.state[parameter])
@@ -500,7 +502,7 @@ class Optimizer:
 
     @staticmethod
     def parameter_of(name: str) -> str:
-        """Return the parameter's name in the name of a tensor of `tensors`."""
+        """Return the parameter's name, given the name of a tensor from `tensors`."""
         return name.removeprefix(_STATE).partition(".")[2]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -528,8 +530,8 @@ class Optimizer:
         keep_state = [name for name, each in self._optimizers.items() if _keeps_state(each)]
         if keep_state and not held.keys() & self.parameters.keys():
             raise CleaveError(
-                f"the checkpoint has no optimizer state of {keep_state[0]!r}; it is not of this "
-                f"model, or was not written by cleave"
+                f"the checkpoint has no optimizer state for {keep_state[0]!r}; it belongs to "
+                f"another model, or was not written by cleave"
             )
         for name, optimizer in self._optimizers.items():
             if name not in held:

@@ -70,25 +70,25 @@ def check_memory(job: JobSpec, servers: int, *, alone: bool = False) -> None:
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:
         raise UsageError(
-            "--memory is 'lean', which updates in the backward pass, and several servers add up "
-            "their gradients first; use sharded, or --state-dir to have more room"
+            "--memory is 'lean', which updates in the backward pass, but several servers must sum "
+            "their gradients first; use sharded, or --state-dir to save memory"
         )
     if asked is not MemoryMode.SHARDED:
         return
     if servers == 1:
         raise UsageError(
-            "--memory is 'sharded', and one server has nobody to share weights with; give "
+            "--memory is 'sharded', but a single server cannot shard weights; give "
             "--servers, or --memory lean"
         )
     if job.method == Method.STAGES.value:
         raise UsageError(
-            "--memory is 'sharded', and by stages every server sends its devices all weights; give "
+            "--memory is 'sharded', but by stages each server sends all weights to devices; give "
             "--method tiles, or --memory recompute"
         )
     if job.quantized:
         raise UsageError(
-            f"--memory is 'sharded', and --lora is {job.lora!r}, whose quantized weights are not "
-            "shared; leave bits out, or give --memory recompute"
+            f"--memory is 'sharded', but --lora is {job.lora!r}, whose quantized weights cannot be "
+            "sharded; leave bits out, or give --memory recompute"
         )
 
 
@@ -113,19 +113,19 @@ def _check_size(job: JobSpec, servers: int, alone: bool) -> None:
 
     def needed(batch: int, accumulate: int) -> str:
         gigabytes = needs(batch, accumulate) / 1e9
-        return f"{gigabytes:,.1f} GB of memory, and this machine has {memory_bytes / 1e9:,.1f}"
+        return f"{gigabytes:,.1f} GB of memory, but this machine has {memory_bytes / 1e9:,.1f}"
 
     sizes = [
         (job.batch, "--batch", lambda batch: needs(batch, job.accumulate)),
         (job.accumulate, "--accumulate", lambda count: needs(job.batch, count)),
     ]
     for value, option, need in sorted(sizes, key=lambda size: -size[0]):
-        # The need of one sequence or micro-batch is the first element.
+        # The range begins at 1, so the index found is the largest value that fits.
         if most := bisect_right(range(1, value), memory_bytes, key=need):
             has = needed(job.batch, job.accumulate)
             raise UsageError(f"{option} is {value}: a step needs {has}; give {most} or less")
     raise UsageError(
-        f"{job.model} with --seq {job.seq} needs {needed(1, 1)}, for one sequence alone; give a "
+        f"one sequence of {job.model} with --seq {job.seq} needs {needed(1, 1)}; give a "
         f"smaller model or --seq, --lora, or --state-dir"
     )
 
@@ -136,7 +136,7 @@ def _least_bytes(
     """Return a lower bound of the memory that each server needs for a step, in bytes.
 
     It counts weights, gradients, optimizer state, the activations that recomputation keeps, and the
-    logits. PyTorch needs some more.
+    logits. PyTorch needs somewhat more.
     """
     everything = batch * accumulate
     most_rows = -(-everything // servers)  # of one server
@@ -158,7 +158,7 @@ def _least_bytes(
     method = Method(job.method)
     if alone or job.journal or job.dtype == Precision.FP16.value:
         method = Method.LOCAL
-    # With local updates, the PS keeps momentum instead of AdamW's moments, and does no passes.
+    # With local updates, the PS keeps momentum instead of AdamW's moments, and runs no passes.
     least = {Method.STAGES: staged, Method.DILOCO: state, Method.AUTO: min(here, staged)}.get(
         method, here
     )

@@ -107,7 +107,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
-    """Record of what the model adds to the text of `--prompt` after `step` steps."""
+    """Record of the text that the model generates from `--prompt` after `step` steps."""
 
     EVENT: ClassVar[str] = "sample"
     step: int

@@ -1,12 +1,12 @@
-"""Files from which a killed server resumes at the very step, while devices keep trained state.
+"""Files from which a killed server resumes at its last step, if devices keep trained state.
 
 The folder `resident` of a run has three subfolders:
 
-layers/     the layers' weights and optimizer state, as in the last snapshot that devices returned
-rest/       all else that a checkpoint has, after the same step
-log/        all steps since then; see `cleave.training.stages.step_log`
+layers/     the layers' weights and optimizer state, from the last snapshot that devices returned
+rest/       everything else in a checkpoint, from the same step
+log/        all later steps; see `cleave.training.stages.step_log`
 
-A thread writes the first two, because the tensors change only when the next update begins.
+A thread writes the first two in the background. Their tensors do not change before the next update.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The steps that an earlier process has logged after the checkpoint from which a run resumes.
+    """The steps that an earlier process logged after the checkpoint from which a run resumes.
 
     Attributes:
-        steps: the steps.
-        recorded: number of the last step until which all steps have records in the run folder.
-        judged: whether it has the record of an evaluation.
+        steps: the logged steps, in order.
+        recorded: number of the last step up to which the run folder has all records.
+        judged: whether step `recorded` has the record of an evaluation.
     """
 
     steps: Sequence[StoredStep] = ()
@@ -54,11 +54,11 @@ class Logged:
 
 
 class ResidentFiles:
-    """Writes the files of one run.
+    """Writes the files in the folder `resident` of one run.
 
     Args:
-        run: the run folder, of which incomplete checkpoints after `step` are removed.
-        step: the step from which the run begins or resumes; None if no checkpoint has it.
+        run: path of the run folder. Incomplete checkpoints after `step` are removed.
+        step: step after which the run begins or resumes; None without a checkpoint.
         note: called with messages for the user.
 
     Attributes:
@@ -68,13 +68,13 @@ class ResidentFiles:
     def __init__(self, run: Path, step: int | None, note: Callable[[str], None]) -> None:
         self._run = run
         self.log = LogFolder(run / LOG)
-        self._base = -1 if step is None else step  # the step of the newest complete checkpoint
-        self._rest = -1  # the step of the newest checkpoint in `rest`
+        self._base = -1 if step is None else step  # step of the newest complete checkpoint
+        self._rest = -1  # step of the newest checkpoint in `rest`
         self._note = note
         self._thread = ThreadPoolExecutor(1, "cleave-snapshot")
         self._writing: list[Future[None]] = []
-        # A later checkpoint may have a damaged half. This process could write that half again, and
-        # the two halves would not belong together.
+        # If one half of a later checkpoint is damaged, remove the other half, too. Otherwise, this
+        # process could write the damaged half again, and the two halves would not match.
         for name in (LAYERS, REST):
             remove_checkpoints(run / name, lambda each: each > self._base)
 
@@ -85,14 +85,14 @@ class ResidentFiles:
         tensors: Mapping[str, Tensor],
         meta: Mapping[str, Any],
     ) -> None:
-        """Begin to write what a restarted server needs, if there is anything new.
+        """Start writing the files that a restarted server needs, unless they are up to date.
 
         Call `wait` before any of the tensors change.
 
         Args:
             step: number of completed steps.
             state: the state on devices.
-            tensors: the tensors of a checkpoint. Those of layers on devices are of the snapshot.
+            tensors: tensors of a checkpoint; for layers on devices, those of the snapshot.
             meta: metadata of a checkpoint after `step` steps.
         """
         layers: dict[str, Tensor] = {}
@@ -116,11 +116,11 @@ class ResidentFiles:
         meta: Mapping[str, Any],
         wanted: Set[int],
     ) -> None:
-        """Let the thread write a checkpoint. `wanted`: steps whose files in `rest` are needed."""
+        """Write a checkpoint in the thread. Keep the files in `rest` of the steps in `wanted`."""
 
         def write() -> None:
             if name == LAYERS and step not in held_steps(self._run / REST):
-                return  # the disk was full
+                return  # `rest` was not written, for example because the disk was full
             if bad := first_not_finite(tensors):
                 raise CleaveError(f"{bad!r} is not finite")
             folder = self._run / name
@@ -140,16 +140,16 @@ class ResidentFiles:
             try:
                 each.result()
             except CleaveError as error:
-                self._note(f"a restarted server would repeat older steps: {error}")
+                self._note(f"a restarted server would repeat more steps: {error}")
 
     def covered(self, step: int) -> None:
-        """Remove all files, because a checkpoint of `step`, the last one, is complete."""
+        """Remove all files, because a regular checkpoint of `step`, the last step, is complete."""
         self.wait()
         self._base = step
         self._remove(step + 1)
 
     def begin_again(self) -> None:
-        """Remove all files, because they follow from a lie that is undone."""
+        """Remove all files, because they depend on a wrong result that was undone."""
         self.wait()
         self._base = self._rest = -1
         self._remove(_ALL)
@@ -157,12 +157,13 @@ class ResidentFiles:
     def logged(
         self, step: int, rates: Iterable[float], records: Iterable[Mapping[str, Any]]
     ) -> Logged:
-        """Return the steps after `step` that an earlier process has logged. Remove all others.
+        """Return the steps after `step` that an earlier process logged. Remove all other steps.
 
-        It may have ended before it recorded the last ones, or the power failed.
+        The earlier process may have ended before it recorded the last of these steps.
 
         Args:
-            rates: the learning rates of the steps that follow. The log ends at another rate.
+            rates: learning rates of the steps after `step`. A logged step with another rate, and
+                all later steps, are removed.
             records: the records of the run.
         """
         pairs = zip(self.log.after(step), rates, strict=False)
@@ -178,12 +179,12 @@ class ResidentFiles:
         return Logged(found, recorded, ("eval", recorded) in events)
 
     def close(self) -> None:
-        """Wait for the thread, and end it."""
+        """Wait until all files are written, and stop the thread."""
         self.wait()
         self._thread.shutdown()
 
     def _remove(self, first: int) -> None:
-        """Remove all that is older than a complete checkpoint of step `first`."""
+        """Remove all files that are older than a complete checkpoint of step `first`."""
         for name in (LAYERS, REST):
             remove_checkpoints(self._run / name, lambda step: step < first)
         self.log.keep(range(first + 1, _ALL))
@@ -192,7 +193,7 @@ class ResidentFiles:
 def load_resident(
     run: Path, passed_over: Callable[[DamagedCheckpointError], None]
 ) -> LoadedCheckpoint | None:
-    """Load the newest complete checkpoint that `ResidentFiles` has written; None without one.
+    """Load the newest complete checkpoint that `ResidentFiles` has written, or return None.
 
     Args:
         passed_over: called with the error of each damaged checkpoint.
@@ -200,7 +201,7 @@ def load_resident(
     Raises:
         CleaveError: if a checkpoint that may be intact cannot be read.
     """
-    # Of two folders for a step, the last one here, which is the newer one, is used.
+    # If a step has two folders, the newer one, which comes last here, is used.
     rests = {step_of(path): path for path in reversed(newest_first(run / REST))}
     for path in newest_first(run / LAYERS):
         if (step := step_of(path)) not in rests:

@@ -100,7 +100,7 @@ class RunFolder:
         """Raise UsageError if `name` is not a valid folder name, or already exists in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
-                f"{name!r} is not a name for a run: use one of visible characters without slashes."
+                f"{name!r} is not a valid run name: use visible characters without slashes."
             )
         if (root / name).exists():
             raise _taken(root / name)
@@ -135,8 +135,8 @@ class RunFolder:
             lock = Lock(self.path / LOCK, wait_s)
         except LockedError as error:
             raise UsageError(
-                f"{error.holder} uses the run folder {str(self.path)!r}: wait until that ends, or "
-                f"stop it{advice}"
+                f"{error.holder} is using the run folder {str(self.path)!r}: wait until it ends, "
+                f"or stop it{advice}"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -210,7 +210,7 @@ class RunFolder:
             elif line.endswith(b"\n"):
                 raise CleaveError(
                     f"Line {number} of {str(self.metrics_path)!r} is damaged: "
-                    "remove that line, or resume the run, which does it."
+                    "remove the line, or resume the run, which removes it."
                 )
 
     def check_unfinished(self, steps: int) -> None:
@@ -246,7 +246,7 @@ class RunFolder:
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
             raise CleaveError(
-                f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
+                f"{str(self.metrics_path)!r} is not the metrics file of a run: move it away"
             )
         try:
             refuse_link(self.metrics_path)
@@ -369,7 +369,7 @@ def _without_none(value: Any) -> Any:
 
 def _taken(path: Path) -> UsageError:
     return UsageError(
-        f"The run folder {str(path)!r} exists already: choose another name, or resume that run."
+        f"The run folder {str(path)!r} already exists: choose another name, or resume that run."
     )
 
 
@@ -399,7 +399,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def resumable_step(run: Path) -> int:
-    """Return the last step that a resumed run need not repeat, judged by the names of its files."""
+    """Return the last step that a resumed run need not repeat, based on its file names."""
     rest = held_steps(run / REST)
     complete = [step for step in held_steps(run / LAYERS) if step in rest]
     last = max([*held_steps(run / CHECKPOINTS), *complete], default=None)

@@ -112,7 +112,7 @@ def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
                 refused = str(error)
             else:
                 if why:
-                    context.note(f"{run.path} is not locked ({why}); use it once")
+                    context.note(f"{run.path} cannot be locked ({why}); use it in one process only")
         if refused := ranks.agree(refused)[0]:
             raise CleaveError(refused)
         yield
@@ -159,7 +159,7 @@ def _train(
         model = adapted.get_base_model()
         place(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        context.note(f"training {trained:,} parameters of adapters")
+        context.note(f"training {trained:,} adapter parameters")
         coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
         if coded:
             elements = sum(m.in_features * m.out_features for m in coded)
@@ -197,7 +197,7 @@ def _place_layers(
 ) -> StateFiles | None:
     """Move layers that devices will train to files, if `--state-dir` is given or memory is short.
 
-    Return the files, which also take the layers' optimizer state; None without them.
+    Return the files, which will also hold the layers' optimizer state; None without files.
     """
     if context.fleet is None or job.state == StateMode.SERVER.value:
         return None
@@ -226,7 +226,7 @@ class JobRequest:
         name: name of the new run folder; empty to name the folder by the local time.
         restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         accept_changes: with `resume`, whether to continue although inputs have changed; see
-            `trainer.train`.
+            `train`.
         begin: with `resume`, whether to start at step 1 if the run has no checkpoint.
     """
 
@@ -244,18 +244,18 @@ class JobRequest:
             request = msgspec.convert(values, cls)
         except msgspec.ValidationError:
             raise UsageError(
-                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart`, "
-                "`begin` and `accept_changes` as true or false"
+                "a submitted job must be a map with `job` as a map, `resume` and `name` as text, "
+                "and `restart`, `begin` and `accept_changes` as true or false"
             ) from None
         if request.restart and not request.resume:
-            raise UsageError("--restart needs --resume RUN: which run should start again?")
+            raise UsageError("--restart needs --resume RUN, the run to start over")
         if request.name and request.resume:
             raise UsageError(
-                f"--name is {request.name!r}, and --resume continues {request.resume!r} in its own "
+                f"--name is {request.name!r}, but --resume continues {request.resume!r} in its own "
                 f"folder; leave out --name"
             )
         if request.accept_changes and not request.resume:
-            raise UsageError("--accept-changes needs --resume RUN: which run should continue?")
+            raise UsageError("--accept-changes needs --resume RUN, the run to continue")
         return request
 
     def restarts(self) -> bool:
@@ -359,11 +359,11 @@ class JobRunner:
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
         if USE in arguments:
-            raise UsageError("a model's use cannot be paused; stop it, and ask again later")
+            raise UsageError("a use of a model cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
             raise UsageError(
-                "the job keeps no checkpoints (--checkpoint-every 0), so it could not continue "
-                "where it was; stop it, or let it end"
+                "the job writes no checkpoints (--checkpoint-every 0), so it could not continue "
+                "after a pause; stop it, or let it finish"
             )
 
     def run(

@@ -59,8 +59,8 @@ class StateFiles:
     def move_parameters(self, modules: Iterable[nn.Module]) -> None:
         """Move the trained parameters of modules to files, in fp32.
 
-        Parameters on the meta device become zeros in files. So a new or mapped model is never in
-        memory as a whole.
+        Parameters on the meta device become zeros in files. So the whole of a new or mapped model
+        is never in memory.
         """
         for module in (each for layer in modules for each in layer.modules()):
             for name, parameter in [*module.named_parameters(recurse=False)]:
@@ -111,7 +111,7 @@ class _Piece:
 
 
 class PieceFile:
-    """A temporary file for payloads that are soon used once, but are too large for memory.
+    """A temporary file for payloads that are soon read once, but do not fit in memory.
 
     Raises:
         CleaveError: if the file cannot be created.
@@ -123,7 +123,7 @@ class PieceFile:
         self._lock = threading.Lock()  # one thread writes, and another one reads
 
     def keep(self, payload: Any) -> Any:
-        """Write a payload to the file, and return it as it is in the file.
+        """Write a payload to the file, and return an object that reads it from the file.
 
         A payload that cannot be written, for example because the disk is full, stays in memory.
         """

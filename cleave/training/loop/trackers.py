@@ -99,7 +99,7 @@ class Trackers:
 
 def _failed(name: str, error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
-    return f"{name} gets no more curves ({type(error).__name__}: {first}); training continues"
+    return f"{name} gets no more metrics ({type(error).__name__}: {first}); training continues"
 
 
 class _TensorBoard:
@@ -130,7 +130,7 @@ class _Wandb:
         logging.getLogger("wandb").setLevel(logging.WARNING)
         # Without this check, wandb would prompt for an API key and block training.
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
-            raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
+            raise UsageError("wandb has no API key; run `wandb login`, or set WANDB_MODE=offline")
         kept = run.path / _WANDB_ID
         refuse_link(run.path / "wandb")
         if not kept.is_file():

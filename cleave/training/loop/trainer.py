@@ -112,8 +112,8 @@ class Trainer:
 
     Args:
         base: the step of the checkpoint from which the run resumes; None without a checkpoint.
-        layer_files: for the weights and optimizer state of layers that devices train; None to keep
-            them in memory.
+        layer_files: files for the weights and optimizer state of layers that devices train; None to
+            keep them in memory.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Trainer:
         self.ranks = context.ranks
         if job.state != StateMode.SERVER.value and self.ranks.count > 1:
             raise UsageError(
-                f"--state {job.state} works with one server, and this run has {self.ranks.count}; "
+                f"--state {job.state} works with one server, but this run has {self.ranks.count}; "
                 f"give --state server"
             )
         self.chance = Chance.of(model, job.seed)
@@ -143,7 +143,7 @@ class Trainer:
         # If one server needs sharded weights, all servers shard the weights.
         if sharded in self.ranks.agree(memory.value):
             memory = MemoryMode.SHARDED
-        elif job.method in (Method.STAGES.value, Method.DILOCO.value):  # devices do all passes
+        elif job.method in (Method.STAGES.value, Method.DILOCO.value):  # devices run all passes
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
         if self.weights is not None and job.sample_every:
@@ -157,9 +157,9 @@ class Trainer:
         here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
         if in_backward and job.clip and here:
             self.context.note(
-                f"to save memory every backward pass is done twice, as --clip {job.clip:g} needs "
-                f"the norm of all gradients first; --clip 0 spares that, or --memory recompute "
-                f"where there is room for them (--state-dir makes some)"
+                f"to save memory, each backward pass runs twice, because --clip {job.clip:g} needs "
+                f"the norm of all gradients first; to avoid this, give --clip 0, or --memory "
+                f"recompute if the gradients fit in memory (--state-dir saves memory)"
             )
         self.journal = _open_journal(job, run, context, base or 0, self.patience)
         on_devices = context.fleet is not None and job.state != StateMode.SERVER.value
@@ -203,7 +203,7 @@ class Trainer:
         self.folder = run
         self.trackers = Trackers({}, self.context.note)
         self.saved: int | None = None  # step of the last checkpoint
-        self.in_checkpoints = True  # whether it is in the folder of checkpoints
+        self.in_checkpoints = True  # whether checkpoint `saved` is in the folder of checkpoints
         self.saved_s = context.clock()
         self.heldout = HeldOut()
         self.kept_loss = math.inf  # held-out loss of the checkpoint in best/
@@ -231,9 +231,9 @@ class Trainer:
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self._began = False  # whether a step has begun, so that `restore` is no longer called
         self._checked_alone = False  # whether this server has the memory for steps without stages
-        # Counters before weights were sent for the next step, in whose record these bytes count.
+        # Counters before weights were sent early for the next step, whose record counts the bytes.
         self._early: FleetCounters | None = None
-        # Positions in the data after steps to which the run may go back, by their number.
+        # Positions in the data by step, for all steps to which the run may go back.
         self._data = {self.step: self.loader.state()}
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
@@ -273,11 +273,11 @@ class Trainer:
             except CleaveError as error:  # the folder of the compared run may no longer exist
                 note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
-            note(f"the journal holds {self.journal.held} products done since that checkpoint")
+            note(f"the journal holds {self.journal.held} products computed since that checkpoint")
         if self.step >= job.steps:
-            note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
+            note(f"the run is already at step {self.step} of {job.steps}; give more --steps")
             if self.ranks.agree(self._checkpoint_due(stopped=False))[0]:
-                self.save()  # the checkpoint was only among the files of `ResidentFiles`
+                self.save()  # until now, only `ResidentFiles` had this checkpoint
         began_s, first = time.perf_counter(), self._counters()
         resumed_after = self._recorded
         first_loss = loss = math.nan
@@ -286,7 +286,7 @@ class Trainer:
         while self.step < job.steps and not stopped:
             try:
                 record = self.train_step()
-                # Until then, it only repeats this server's part of logged steps.
+                # Until step `recorded`, this server only repeats its part of logged steps.
                 if self.step < self._logged.recorded:
                     continue
                 loss = record.loss
@@ -307,7 +307,7 @@ class Trainer:
                     note(f"stopping after step {self.step}, without waiting for devices")
                 elif self.step != deserted:
                     deserted = self.step
-                    note("a server has no device left; the others do its part of the step")
+                    note("a server has no device left; the others compute its part of the step")
             ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
             stopped = self.step < job.steps and ends
             if self.ranks.agree(self._checkpoint_due(stopped=stopped))[0]:
@@ -370,7 +370,7 @@ class Trainer:
         Raises:
             AbandonedError: if training stops during the step, or if one of several servers has lost
                 all its devices. The next call repeats the step with the same batches.
-            RolledBackError: if a device lied in an earlier step; see `_go_back`.
+            RolledBackError: if an audit found a wrong result of an earlier step; see `_go_back`.
             DivergedError: if the loss or the gradients are not finite.
         """
         if self.rounds is not None:
@@ -409,8 +409,8 @@ class Trainer:
         self._keep_resident()
         if self._factor < factor:
             self.context.note(
-                f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
-                f"scaled by {self._factor:g} from now on"
+                f"step {self.step} changed no weights, because its gradients overflow in fp16; the "
+                f"loss scale is now {self._factor:g}"
             )
         work = self._work(spent, journal_before)
         updated_s = self.optimizer.update_s - update_before_s
@@ -441,7 +441,7 @@ class Trainer:
         )
 
     def _train_round(self, rounds: LocalUpdates) -> StepRecord:
-        """Do a round of local updates, and return the record of its last step."""
+        """Run a round of local updates, and return the record of its last step."""
         before, began_s = self._counters(), time.perf_counter()
 
         def batches() -> list[Batch]:
@@ -476,9 +476,9 @@ class Trainer:
         )
 
     def _go_back(self, steps: int) -> None:
-        """Repeat the last steps, whose results are undone because a device lied.
+        """Go back by `steps` steps, which are undone because a device returned a wrong result.
 
-        Checkpoints and records of these steps are replaced, because they have the lie.
+        Checkpoints and records of these steps are removed, because they depend on that result.
         """
         self.step -= steps
         self.loader.restore(self._data[self.step])
@@ -518,7 +518,7 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _keep_resident(self) -> None:
-        """Write what a killed server needs to resume after this step, if devices have the state."""
+        """If devices keep state, write the files from which a killed server resumes here."""
         files, state = self._resident, self.fleet.resident if self.fleet is not None else None
         if files is not None and state is not None:
             files.follow(self.step, state, self._tensors(), self._meta())
@@ -545,7 +545,7 @@ class Trainer:
         return bool(every) and (step % every == 0 or step == self.job.steps)
 
     def _sample(self) -> None:
-        """Report how the model continues or answers the job's prompt. The PS computes it."""
+        """Generate a sample from the job's prompt on the PS, and report it."""
         self._sync()
         if self.ranks.rank or self.weights is not None:  # no server has all sharded weights
             return
@@ -683,7 +683,7 @@ class Trainer:
         return total, learned
 
     def _sync(self) -> None:
-        """Fetch the weights and optimizer state that stay on devices, if any do."""
+        """Fetch the weights and optimizer state that are on devices, if any."""
         if self.fleet is not None:
             self.fleet.sync()
 
@@ -703,8 +703,8 @@ class Trainer:
             self._sync()
         except AbandonedError:
             self.context.note(
-                f"no checkpoint of step {self.step}: its weights are on devices, and no device is "
-                f"connected that could return them"
+                f"no checkpoint of step {self.step}: its weights are on devices, and no connected "
+                f"device can return them"
             )
             return
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
@@ -764,7 +764,7 @@ class Trainer:
             self._save(BEST, keep=_ALL)
             self.kept_loss = loss
             self._remove_old_best()
-        # Only now: a resumed run does not evaluate again what has a record.
+        # Report this last, because a resumed run does not repeat an evaluation with a record.
         self._report(EvalRecord(self.step, loss))
 
     def _remove_old_best(self) -> None:
@@ -840,7 +840,7 @@ class Trainer:
         return found
 
     def wind_back(self, *, comparable: bool, log: bool) -> None:
-        """Remove records and best checkpoints of steps that are done again.
+        """Remove the records and best checkpoints of steps that will be repeated.
 
         Args:
             comparable: whether to restore the lowest held-out loss from the remaining records.
@@ -872,13 +872,13 @@ class Trainer:
         self._logged = self._resident.logged(self.step, rates, self.folder.records())
         if steps := len(self._logged.steps):
             self.context.note(
-                f"the steps until step {self.step + steps} are in the log: devices rebuild their "
+                f"the log contains the steps up to step {self.step + steps}: devices rebuild their "
                 f"state from it"
             )
 
     @property
     def _recorded(self) -> int:
-        """Return the number of steps that this process has done or need not record."""
+        """Return the number of steps that this process has run or need not record."""
         return max(self.step, self._logged.recorded)
 
     def _share_weights(self) -> None:
@@ -897,8 +897,8 @@ class Trainer:
 
     def _stuck(self, reason: str) -> None:
         local = self.job.fallback == FallbackMode.LOCAL.value
-        so = "the parameter server does it" if local else "training waits"
-        self.context.note(f"no device can do a product, {so}: {reason}")
+        so = "the parameter server computes it" if local else "training waits"
+        self.context.note(f"no device can compute a product, {so}: {reason}")
 
     def _presence(self, presence: FleetPresence) -> None:
         self._report(PresenceRecord(self.step + 1, presence.value, _PRESENCE[presence]))
@@ -935,12 +935,12 @@ def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
         raise UsageError(
-            f"{asks}, and stages have no such loss; give --method tiles or local, or set "
+            f"{asks}, which stages do not support; give --method tiles or local, or set "
             f"output_router_logits to false"
         )
     if packed is PackedBy.MASK:
         raise UsageError(
-            f"{asks}, which does not take the masks of --packing separate; leave that out, or set "
+            f"{asks}, which --packing separate does not support; leave --packing out, or set "
             f"output_router_logits to false"
         )
 
@@ -954,6 +954,6 @@ def _open_journal(
         discard(folder)
         return None
     if context.fleet is None:
-        context.note("the journal is off: there is no fleet whose work it could keep")
+        context.note("the journal is off: this run has no fleet")
         return None
     return Journal(folder, base, say=context.note, clock=context.clock, patience=patience)

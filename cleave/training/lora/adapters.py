@@ -65,7 +65,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
         `peft`'s wrapper of the model, with methods to save and merge the adapters.
 
     Raises:
-        UsageError: if the settings are not compatible with the model, or `peft` is not installed.
+        UsageError: if the settings do not match the model, or if `peft` is not installed.
     """
     config = spec.config()
     from peft import get_peft_model
@@ -84,7 +84,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
     if spec.bits:
         bits = Bits(spec.bits)
         if why := _quantize(adapted, bits):
-            raise UsageError(f"--lora has bits={int(bits)}, and {why}; leave bits out")
+            raise UsageError(f"--lora has bits={int(bits)}, but {why}; leave bits out")
     return adapted
 
 
@@ -113,13 +113,13 @@ def quantize(model: Any, bits: int = 4) -> None:
         raise UsageError(f"bits is {bits}; use 4 or 8")
     inner = getattr(model, "get_base_model", lambda: model)()
     if passes_of(inner) is not None or any(hasattr(m, "_cleave") for m in model.modules()):
-        raise UsageError("the model is offloaded: quantize it before, or cleave.restore it first")
+        raise UsageError("the model is offloaded; quantize it before, or call cleave.restore first")
     if why := _quantize(model, Bits(bits)):
-        raise UsageError(f"{why}; give a model whose layers are frozen, as peft makes it")
+        raise UsageError(f"{why}; give a model whose layers peft has frozen")
 
 
 def _quantize(model: Any, bits: Bits) -> str:
-    """Quantize the frozen linear layers, except in adapters and in modules that are fully trained.
+    """Quantize the frozen linear layers, except in adapters and fully trained modules.
 
     All unquantized parameters are converted to fp32. DoRA's weight norms are recomputed from the
     quantized weights, so that the initial adapters still do not change the model's output.
@@ -158,8 +158,8 @@ def _quantize(model: Any, bits: Bits) -> str:
     kinds = sorted({type(m).__name__ for m in model.modules() if is_linear(m)})
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return (
-        f"no layer of {type(base).__name__} can be quantized: that needs frozen layers of "
-        f"nn.Linear with a multiple of {BLOCK} inputs, and it has "
+        f"no layer of {type(base).__name__} can be quantized: this needs frozen nn.Linear layers "
+        f"whose input size is a multiple of {BLOCK}, and the model's linear layers are "
         f"{', '.join(kinds) or 'none of these'}"
     )
 
@@ -192,16 +192,16 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     """Raise CleaveError if a model's frozen weights do not match the digest in `meta`."""
     if frozen_digest(model) != meta.get(FROZEN, ""):
         raise CleaveError(
-            f"the weights of {name!r} have changed since the adapters were trained; put the old "
-            f"ones back, or resume with --accept-changes"
+            f"the weights of {name!r} have changed since the adapters were trained; restore the "
+            f"old weights, or resume with --accept-changes"
         )
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Load the base model that a run's settings name, with the adapters of a checkpoint.
+    """Load the base model named in a run's settings, with the adapters of a checkpoint.
 
     Raises:
-        CleaveError: if the base model is missing or has changed, or does not fit the checkpoint.
+        CleaveError: if the base model is missing, has changed, or does not match the checkpoint.
     """
     seed = job.get("seed", 0)
     adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
@@ -234,8 +234,8 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
         if saved is None or saved.shape != values.shape:
             found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
             raise CleaveError(
-                f"the checkpoint is of another model: for {parameter!r} of {name} it has {found}, "
-                f"not shape {tuple(values.shape)}"
+                f"the checkpoint belongs to another model: for {parameter!r} of {name} it has "
+                f"{found}, not shape {tuple(values.shape)}"
             )
         values.copy_(saved)
 
@@ -255,15 +255,15 @@ def open_adapters(folder: Path) -> PeftModel:
         ) from error
     if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would try to download the weights
         raise UsageError(
-            f"{str(folder)!r} has {ADAPTER_CONFIG} and no {_ADAPTER_WEIGHTS}; copy the folder again"
+            f"{str(folder)!r} has {ADAPTER_CONFIG} but no {_ADAPTER_WEIGHTS}; copy the folder again"
         )
     try:
         base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
         source = Path(base) if Path(base).is_dir() else hub_folder(base)
         if source is None:
             raise UsageError(
-                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
-                f"there; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which does not "
+                f"exist; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
             )
         model, _ = load_folder(source)
         with quiet_transformers():

@@ -54,9 +54,7 @@ class LoraSpec:
         for item in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = (part.strip() for part in item.partition("="))
             if name not in _READERS:
-                raise UsageError(
-                    f"--lora has {item!r}; give some of {', '.join(_READERS)}, {_FORM}"
-                )
+                raise UsageError(f"--lora has {item!r}; choose from {', '.join(_READERS)}, {_FORM}")
             if name in given:
                 raise UsageError(f"--lora has {name} twice; give it once")
             given[name] = value
@@ -91,7 +89,7 @@ class LoraSpec:
 
 
 def _where(read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Wrap the parser `read` so that it raises ValueError for values that fail the test `fits`."""
+    """Wrap the parser `read` so that it raises ValueError for values that `fits` rejects."""
 
     def checked(text: str) -> Any:
         if not fits(value := read(text)):
@@ -113,7 +111,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
         _where(_names, all),
         f"names of linear layers with + between them, or {ALL_LINEAR}",
     ),
-    "dropout": ("dropout", _where(float, lambda n: 0 <= n < 1), "a chance, from 0 to below 1"),
+    "dropout": ("dropout", _where(float, lambda n: 0 <= n < 1), "a probability below 1"),
     "dora": ("dora", {"": True, "true": True, "false": False}.__getitem__, "true or false"),
     "save": ("save", _where(_names, all), "names of modules with + between them"),
     "bits": ("bits", {"4": 4, "8": 8}.__getitem__, "4 or 8"),

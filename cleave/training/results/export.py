@@ -191,12 +191,12 @@ def export_run(
     if dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError(f"{str(into)!r} exists already; give a new folder, or an empty one")
+        raise UsageError(f"{str(into)!r} already exists; give a new folder, or an empty one")
     job = run.read_config()
     adapters = bool(job.get("lora"))
     if merge and not adapters:
         raise UsageError(
-            f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
+            f"--merge is for runs with adapters (--lora), but {str(run.path)!r} has none"
         )
     if gguf and adapters and not merge:
         raise UsageError("--gguf writes whole models; give --merge as well, to merge the adapters")
@@ -216,7 +216,7 @@ def export_run(
         floats = {n: t.to(DTYPES[dtype]) for n, t in weights.items() if t.is_floating_point()}
         if name := first_not_finite(floats):
             raise CleaveError(
-                f"{name!r} of step {checkpoint.step} has a number that is not finite in {dtype}; "
+                f"{name!r} of step {checkpoint.step} has a value that is not finite in {dtype}; "
                 f"give --dtype fp32 or bf16, or another --step"
             )
         with _new_folder(into) as folder:
@@ -276,7 +276,7 @@ def _new_folder(into: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
     except LockedError as error:
-        raise UsageError(f"{error.holder} exports to {str(into)!r} already") from None
+        raise UsageError(f"{error.holder} is already exporting to {str(into)!r}") from None
     except OSError as error:
         raise cannot_write(into, error) from error
 
@@ -349,14 +349,14 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         if not path.is_dir():
             held = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-??????")))
             raise UsageError(
-                f"{str(run.path)!r} has no checkpoint of step {step}; it has those of "
+                f"{str(run.path)!r} has no checkpoint of step {step}; it has checkpoints of "
                 f"{held or 'no step'}"
             )
         return load_checkpoint(path)
     if (found := load_latest(folder)) is None:
         raise UsageError(
-            f"{str(run.path)!r} has no checkpoint: it has not ended, or was to have none; continue "
-            f"it with --resume, or train without --checkpoint-every 0"
+            f"{str(run.path)!r} has no checkpoint: the run has not ended, or it writes none; "
+            f"continue it with --resume, or train without --checkpoint-every 0"
         )
     return found
 
@@ -393,9 +393,9 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def base_of(job: Mapping[str, Any]) -> str:
-    """Return the folder of the model to which a job's adapters belong, or its name on the Hub.
+    """Return the folder, or the name on the Hub, of the model to which a job's adapters belong.
 
-    Raise UsageError if the model has new weights, which are in no folder.
+    Raise UsageError if the model's weights were newly initialized, because no folder has them.
     """
     name = Path(job["model"]).expanduser()
     if hub_folder(job["model"]) is not None and not name.exists():
@@ -405,8 +405,8 @@ def base_of(job: Mapping[str, Any]) -> str:
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
-            f"the run's adapters belong to fresh weights of {job['model']!r}, which are in no "
-            f"folder; give --merge to write the whole model"
+            f"the run's adapters belong to newly initialized weights of {job['model']!r}, which no "
+            f"folder contains; give --merge to write the whole model"
         )
     return str(folder.resolve())
 
@@ -419,8 +419,8 @@ def description_of(run: RunFolder) -> Path:
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"{str(folder)!r} does not describe the run's model: an earlier version trained it; "
-            f"`cleave train --resume {run.path}` writes it, if only for one step"
+            f"{str(folder)!r} is incomplete, because an earlier version trained the run; "
+            f"`cleave train --resume {run.path}` completes it, even for one step"
         )
     return folder
 
@@ -448,9 +448,9 @@ def described_config(folder: Path, names: Set[str]) -> Any:
             return config
     name = min(wanted ^ names)
     raise CleaveError(
-        f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
-        f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
-        f"the checkpoint, train one step more with --resume"
+        f"the checkpoint does not match the configuration: only one of them has {name!r}; use "
+        f"the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote the checkpoint, "
+        f"train one more step with --resume"
     )
 
 
@@ -537,7 +537,7 @@ def _card(
     for r in steps:
         compared.against(r["step"], math.nan if r["loss"] is None else r["loss"])
     if compared.steps:
-        text = f"losses of {compared.steps} steps are at most {compared.most:.1e} off"
+        text = f"losses of {compared.steps} steps differ by at most {compared.most:.1e}"
         rows.append(("compared with another run", text))
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))

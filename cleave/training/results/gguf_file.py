@@ -1,6 +1,6 @@
 """Write a model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
 
-The names, shapes and metadata are those that llama.cpp expects of each architecture.
+Names, shapes and metadata are those that llama.cpp expects for each architecture.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 GGUF_FILE: Final = "model.gguf"
 
-# Name in the package `gguf` of the architecture of each `model_type` in a config.json.
+# Maps a `model_type` in config.json to the name of its architecture in the package `gguf`.
 _ARCHITECTURES: Final = {
     "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gpt2": "GPT2",
 }  # fmt: skip
-_ACTIVATIONS: Final = {"gpt2": "gelu_new"}  # llama.cpp has one per architecture; others: silu
+_ACTIVATIONS: Final = {"gpt2": "gelu_new"}  # the activation in llama.cpp; silu for other models
 _ROPE_SCALING: Final = "llama3"
 _TRANSPOSED: Final = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")  # Conv1D of GPT-2
 
-# llama.cpp's names of the ways to split text before byte-level BPE, by their regular expression.
+# Maps a regular expression that splits text before byte-level BPE to its name in llama.cpp.
 _QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +44,7 @@ _SPLITS: Final = {
 
 
 def check_gguf(config: Any) -> None:
-    """Raise UsageError if `gguf` is not installed, or if GGUF cannot hold such a model."""
+    """Raise UsageError if `gguf` is not installed, or if GGUF cannot represent the model."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -52,8 +52,8 @@ def check_gguf(config: Any) -> None:
     kind = str(config.model_type)
     if kind not in _ARCHITECTURES:
         raise UsageError(
-            f"--gguf writes models of the types {', '.join(_ARCHITECTURES)}, and this is {kind!r}; "
-            f"export it without --gguf"
+            f"--gguf supports models of the types {', '.join(_ARCHITECTURES)}, not {kind!r}; "
+            f"export without --gguf"
         )
     found = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "")
     rope = getattr(config, "rope_parameters", None) or {}
@@ -62,11 +62,11 @@ def check_gguf(config: Any) -> None:
         f"the activation {found!r}" * (found != _ACTIVATIONS.get(kind, "silu")),
         f"the RoPE scaling {scaling!r}"
         * (scaling != "default" and (kind, scaling) != ("llama", _ROPE_SCALING)),
-        "attention that is scaled by layer"
+        "attention that is scaled by layer index"
         * bool(getattr(config, "scale_attn_by_inverse_layer_idx", False)),
     ]
     for feature in filter(None, odd):
-        raise UsageError(f"llama.cpp has no {kind} with {feature}; export it without --gguf")
+        raise UsageError(f"llama.cpp has no {kind} with {feature}; export without --gguf")
 
 
 def write_gguf(
@@ -86,7 +86,7 @@ def write_gguf(
         dtype: dtype of matrices. Vectors and learned positions are always fp32.
 
     Raises:
-        UsageError: if the file cannot hold the tokenizer or a weight.
+        UsageError: if GGUF cannot represent the tokenizer or a weight.
     """
     import gguf
 
@@ -126,7 +126,7 @@ def _add_sizes(writer: GGUFWriter, config: Any) -> None:
     width, heads = config.hidden_size, config.num_attention_heads
     ffn = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     writer.add_vocab_size(config.vocab_size)
-    # llama.cpp has no sliding window for these models, so their context must not be longer than it.
+    # llama.cpp supports no sliding window for these models, so limit the context to the window.
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
     writer.add_context_length(min(window, config.max_position_embeddings))
     writer.add_embedding_length(width)
@@ -150,8 +150,8 @@ def _in_order(
 ) -> npt.NDArray[np.float32]:
     """Return a weight in llama.cpp's layout.
 
-    GPT-2's Conv1D weights are transposed. Llama's queries and keys have the two halves of each
-    rotary pair next to each other.
+    GPT-2's Conv1D weights are transposed. In Llama's query and key weights, the two rows of each
+    rotary pair are moved next to each other.
     """
     if kind == "GPT2":
         return np.ascontiguousarray(values.T) if _TRANSPOSED.fullmatch(parameter) else values
@@ -164,7 +164,7 @@ def _in_order(
 
 
 def _rope_factors(config: Any) -> npt.NDArray[np.float32] | None:
-    """Return by how much Llama 3's scaling divides each rotary frequency; None without scaling."""
+    """Return the divisors of the rotary frequencies in Llama 3's scaling; None without scaling."""
     rope = config.rope_parameters
     if rope.get("rope_type") != _ROPE_SCALING:
         return None
@@ -184,8 +184,8 @@ def _add_tokenizer(writer: GGUFWriter, description: Path, size: int) -> None:
     model = held["model"]
     if model["type"] != "BPE":
         raise UsageError(
-            f"the tokenizer is of the type {model['type']}, and --gguf writes BPE; export without "
-            f"--gguf"
+            f"the tokenizer is of type {model['type']}, but --gguf supports only BPE; export "
+            f"without --gguf"
         )
     tokens = [f"[PAD{number}]" for number in range(size)]
     types = [TokenType.UNUSED] * size
@@ -214,7 +214,7 @@ def _add_tokenizer(writer: GGUFWriter, description: Path, size: int) -> None:
 def _add_sentencepiece(
     writer: GGUFWriter, held: Mapping[str, Any], tokens: list[str], types: list[Any]
 ) -> None:
-    """Add what llama.cpp's sentencepiece tokenizer needs: a score per token, instead of merges.
+    """Add the scores that llama.cpp's sentencepiece tokenizer needs instead of merges.
 
     The token of the earliest merge has the highest score. `types` is changed in place.
     """
@@ -232,7 +232,8 @@ def _add_sentencepiece(
             types[number] = TokenType.UNKNOWN
     writer.add_tokenizer_model("llama")
     writer.add_token_scores([-float(rank.get(token, 0)) for token in tokens])
-    # Llama 2's tokenizer puts a space before a text: by a normalizer or, in newer files, Metaspace.
+    # Llama 2's tokenizer prepends a space to each text, with a normalizer or, in newer files,
+    # Metaspace.
     steps = held["normalizer"] or {}
     prepends = any(s["type"] == "Prepend" for s in steps.get("normalizers", [steps]) if s)
     scheme = (held["pre_tokenizer"] or {}).get("prepend_scheme", "never")
@@ -240,7 +241,7 @@ def _add_sentencepiece(
 
 
 def _split_of(pre_tokenizer: Mapping[str, Any] | None) -> str:
-    """Return llama.cpp's name of the way in which a byte-level tokenizer splits text."""
+    """Return llama.cpp's name for the way a byte-level tokenizer splits text."""
     given = pre_tokenizer or {"type": "none"}
     steps = given.get("pretokenizers", [given])
     *first, last = steps
@@ -255,7 +256,7 @@ def _split_of(pre_tokenizer: Mapping[str, Any] | None) -> str:
             found = _SPLITS.get(first[0]["pattern"].get("Regex", ""))
     if found is None:
         raise UsageError(
-            f"the tokenizer splits text by {' and '.join(kinds)} in a way that --gguf does not "
-            f"know; export without --gguf, and convert the folder with llama.cpp's own script"
+            f"the tokenizer splits text with {' and '.join(kinds)} in a way that --gguf does not "
+            f"support; export without --gguf, and convert the folder with llama.cpp's own script"
         )
     return found

@@ -49,8 +49,8 @@ class TrainedModel:
         held = int(getattr(config, "vocab_size", None) or 2**31)
         if (largest := max(ids, default=0)) >= held:
             raise UsageError(
-                f"the tokenizer makes the token {largest} of this text, and the model has only "
-                f"{held:,}; use the tokenizer that belongs to the model"
+                f"the tokenizer encodes this text with token {largest}, but the model has only "
+                f"{held:,} tokens; use the model's own tokenizer"
             )
 
 
@@ -67,7 +67,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
     if step:
-        raise UsageError(f"--step goes with a run folder, and {str(path)!r} is none")
+        raise UsageError(f"--step needs a run folder, but {str(path)!r} is not one")
     if (path / ADAPTER_CONFIG).is_file():
         return _ready(open_adapters(path).get_base_model(), folder_tokenizer(path), str(path))
     model, _ = load_folder(path)
@@ -93,7 +93,7 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
 
 @contextmanager
 def in_training(model: Any, run: RunFolder, tokenizer: TextTokenizer) -> Iterator[TrainedModel]:
-    """Use the model of a run that is training. Restore its training mode on exit."""
+    """Yield the model of a run that is training, for inference; then continue in training mode."""
     _generates_as(model, description_of(run))
     try:
         yield _ready(model, tokenizer, str(run.path))

@@ -76,7 +76,7 @@ def perplexity(
         UsageError: if `seq` is out of range, or the source cannot be read or has too little text.
     """
     if not 0 < seq <= trained.most_tokens:
-        raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
+        raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, the context length")
     parts = []
     for document in read_documents(source):
         parts.append(begin_of(document, trained.tokenizer))
@@ -160,13 +160,13 @@ def read_questions(path: Path) -> list[Question]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); give a CSV file") from error
     if not rows:
-        raise UsageError(f"{str(path)!r} has no questions; give a CSV file that has some")
+        raise UsageError(f"{str(path)!r} has no questions; give a CSV file with questions")
     for number, row in enumerate(rows, 1):
         if len(row) != _COLUMNS or row[-1].strip() not in tuple(LETTERS):
             raise UsageError(
-                f"line {number} of {str(path)!r} is no question: it has {len(row)} columns and "
-                f"ends in {row[-1][:20]!r}, not {_COLUMNS} with the letter A, B, C or D at the "
-                f"end; give a CSV file as MMLU has them, without headings"
+                f"line {number} of {str(path)!r} is not a question: it has {len(row)} columns and "
+                f"ends in {row[-1][:20]!r}, but needs {_COLUMNS} columns with A, B, C or D in the "
+                f"last; give a CSV file in MMLU's format, without a header line"
             )
     return [Question(row[0], tuple(row[1:-1]), LETTERS.index(row[-1].strip())) for row in rows]
 
@@ -186,7 +186,7 @@ def answer(
     model's context, its beginning is cut off.
 
     Args:
-        examples: questions whose text and answers are put before each question in the prompt.
+        examples: questions that precede each question in the prompt, with their answers.
         subject: subject of the questions, named in the prompt's heading; may be empty.
         progress: called with the number of answered questions and the total number of questions.
     """
@@ -241,11 +241,11 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     def check(self) -> None:
         """Raise UsageError if the prompt is empty, or `top_p` or `seed` is out of range."""
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
+            raise UsageError(f"--top-p is {self.top_p:g}; give a fraction above 0, up to 1")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         if not self.prompt:
-            raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
+            raise UsageError("the prompt is empty; give --prompt TEXT, or text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Generate text with transformers' `generate`, up to an end token or `tokens` tokens.
@@ -268,13 +268,13 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
         begin = [] if self.chat else trained.tokenizer.begin_ids.tolist()
         given = begin + found.tolist()
         if not given:
-            raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
+            raise UsageError(f"the tokenizer encodes {text!r} as no tokens; give another text")
         room = trained.most_tokens - len(given)
         tokens = max(1, min(self.tokens, room)) if self.chat else self.tokens
         if tokens > room:
             raise UsageError(
                 f"the text has {len(given)} tokens and --tokens asks for {tokens} more, but "
-                f"the model takes {trained.most_tokens}; give a shorter text, or fewer --tokens"
+                f"the context is {trained.most_tokens} tokens; shorten the text or reduce --tokens"
             )
         trained.check_ids(given)
         model: Any = trained.model
@@ -332,7 +332,7 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
         check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report the progress, and then the model's loss and perplexity on the text.
+        """Report progress, then the model's loss and perplexity on the text.
 
         Raise AbandonedError if `stop` returns True.
         """
@@ -366,7 +366,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
             read_questions(Path(self.examples))
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report the progress, and then the number of questions that the model answers correctly.
+        """Report progress, then the number of questions that the model answers correctly.
 
         Raise AbandonedError if `stop` returns True.
         """
@@ -378,7 +378,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
             f"({got.accuracy:.1%}; chance is 25 %), after {len(shown)} examples"
         )
         if got.cut:
-            text += f"; the beginning of {got.cut:,} did not fit the model"
+            text += f"; {got.cut:,} prompts were cut at the beginning to fit the model"
         report(AnsweredRecord(got.accuracy, got.right, got.questions, got.cut, text))
 
 
@@ -402,7 +402,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
-            raise UsageError(f"a model's use cannot be read: {error}") from None
+            raise UsageError(f"the request to use a model is invalid: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the request to a dict for a message, without attributes that are None."""
@@ -418,7 +418,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
-                f"a model is used for one thing at a time, and {len(given)} are asked for; give "
+                f"a request must have exactly one use of a model, but {len(given)} are given; give "
                 f"one of generate, predict and answer"
             )
         return given[0]

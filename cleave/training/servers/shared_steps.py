@@ -157,7 +157,7 @@ class SharedSteps:
         speeds = self._ranks.agree(capacity * self._rows_per_s)
         dealt = deal_again(rows, speeds, self._dealt)
         if dealt != self._dealt and not self._ranks.rank:
-            self._say(f"the servers do {' + '.join(map(str, dealt))} sequences of each step")
+            self._say(f"the servers compute {' + '.join(map(str, dealt))} sequences of each step")
         self._dealt = dealt
         self.first_row = sum(dealt[: self._ranks.rank])
         return part_of(batches, dealt, self._ranks.rank)
@@ -246,7 +246,7 @@ class SharedSteps:
             rank, each = failed[0]
             raise CleaveError(f"server {rank + 1} of {len(everyone)} failed: {each['failed']}")
         if not all("done" in each for each in everyone):
-            raise AbandonedError("the step under way was given up by one of the servers")
+            raise AbandonedError("one of the servers abandoned the current step")
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:

@@ -102,7 +102,7 @@ class SharedWeights:
     """A model's weights, which are gathered before each layer's passes and freed afterwards.
 
     Args:
-        model: a causal language model of transformers, the same on all servers. It must use
+        model: transformers causal language model, the same on all servers. It must use
             activation checkpointing, so that autograd does not retain weights between passes.
         clock: returns the current time in seconds.
 
@@ -208,7 +208,7 @@ class SharedWeights:
             self._pass = None
 
     def finish(self) -> list[str]:
-        """Perform the remaining exchanges of the step; return the names of weights with a gradient.
+        """Perform the step's remaining exchanges. Return the names of weights with a gradient.
 
         Every server calls `finish` after its last pass, even if the server abandoned that pass.
         """
@@ -241,8 +241,8 @@ class SharedWeights:
             if self._do_next(here) == here:
                 return
         raise UsageError(
-            f"--memory is 'sharded', and {type(self._model).__name__} does not call its layers "
-            "one after another, each once; give --memory recompute"
+            f"--memory is 'sharded', but {type(self._model).__name__} does not call its layers "
+            "one after another, once each; give --memory recompute"
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
@@ -331,7 +331,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Map each weight's name to its owner's rank. Balance trained and frozen weights apart."""
+    """Map each weight's name to its owner's rank. Balance trained and frozen weights separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}

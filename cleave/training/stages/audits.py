@@ -1,11 +1,11 @@
 """Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
-An *output audit* recomputes one micro-batch of a device, and compares the output, input gradient
-and loss. A *sums audit* recomputes all micro-batches whose gradients a device accumulated. The PS
-selects audits before the step, and recomputes micro-batches while devices work. Audits of a device
-that takes over a stage are selected when all results of the stage have arrived. No result of a step
-changes the model before all audits of the step are done. `honest_error` defines which differences
-are allowed.
+An *output audit* recomputes one of a device's micro-batches, and compares the output, the input
+gradient and the loss. A *sums audit* recomputes all micro-batches whose gradients a device
+accumulated. The PS selects audits before the step, and recomputes micro-batches while devices work.
+If a device takes over a stage, its audits are selected once all results of the stage have arrived.
+The results of a step change the model only after all audits of the step. `honest_error` defines
+which differences are allowed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Rounding:
     """How a local result is rounded.
 
     Attributes:
-        narrow: whether factors and results of matrix products are rounded to bf16, which the PS
-            permits in bf16 runs.
-        noise: generator of coarser rounding errors; None for normal rounding.
+        narrow: whether factors and results of matrix products are rounded to bf16, which only
+            bf16 runs allow.
+        noise: random number generator for coarser rounding errors; None for normal rounding.
     """
 
     narrow: bool = False
@@ -64,7 +64,7 @@ class Rounding:
 
 
 def roundings(work: StepWork) -> Sequence[Rounding]:
-    """Return the ways in which honest devices may round in a step."""
+    """Return the roundings that honest devices may use in a step."""
     graphs = (layer.forward for layer in work.layers)
     narrow = any(graph.products for graph in graphs)
     return (Rounding(), Rounding(narrow=True)) if narrow else (Rounding(),)
@@ -76,7 +76,7 @@ class Fault:
 
     Attributes:
         device: ID of the device.
-        reason: message with the error and the largest error that rounding can explain.
+        reason: message with the measured error and the largest error that rounding can explain.
     """
 
     device: int
@@ -85,7 +85,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class DeviceResult:
-    """A device's result in fp32, with its name in error messages and its dtype on the wire."""
+    """A device's result.
+
+    Attributes:
+        what: name of the result in messages.
+        found: the result, upcast to fp32.
+        dtype: dtype in which the device sent the result.
+    """
 
     device: int
     what: str
@@ -95,18 +101,18 @@ class DeviceResult:
 
 @dataclass
 class Watch:
-    """Audits of one device's part of a stage. These audits may begin before the stage finishes.
+    """The audits of one device's part of a stage. They may begin before the stage finishes.
 
     Attributes:
-        outputs: numbers, from 0, of the device's backward passes that output audits recompute. A
-            number is removed once its audit is done.
+        outputs: indices of the backward passes that output audits recompute, in the order in which
+            the device runs passes. An index is removed once its audit is done.
         sums: whether a sums audit is selected.
-        narrow: whether the device rounded products to bf16 in its last audit, so that the local
-            sums do so, too.
-        share: number of consecutive passes for which at most one output audit is selected.
+        narrow: whether the device rounded products to bf16 in its last audit. If so, the local sums
+            are computed with rounded products, too.
+        share: number of consecutive passes among which at most one output audit is selected.
         batches: micro-batches of the device's finished backward passes.
-        totals: sums of parameter gradients of the micro-batches in `batches`, for the sums audit;
-            None if the device has repeated a pass, because the device's sums are then unknown.
+        totals: sums of the parameter gradients of `batches`, for the sums audit. None if the device
+            has repeated a pass, because it is then unknown what the device's sums contain.
     """
 
     outputs: set[int] = field(default_factory=set)
@@ -123,16 +129,20 @@ class Watch:
 
     @property
     def output_is_due(self) -> bool:
-        """Return True if the pass selected from the last `share` passes has not run."""
+        """Return True if the pass selected among the last `share` passes has not run yet."""
         last = max(0, len(self.batches) - 1) // self.share
         return any(n >= len(self.batches) and n // self.share == last for n in self.outputs)
 
 
 @dataclass
 class AuditCounters:
-    """Numbers of micro-batches recomputed by output and sums audits, and of wrong results found.
+    """Counters of audits.
 
-    `again` counts audits that found a significant error and recomputed with coarser rounding.
+    Attributes:
+        outputs: number of micro-batches that output audits recomputed.
+        sums: number of micro-batches that sums audits recomputed.
+        again: number of audits that found a large error and recomputed with coarser rounding.
+        faults: number of wrong results found.
     """
 
     outputs: int = 0
@@ -142,14 +152,14 @@ class AuditCounters:
 
 
 class Auditor:
-    """Audits training by stages: recomputes randomly selected device results on the PS.
+    """Audits training by stages by recomputing randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, for each device of a stage and each share of a step's
+        rate: probability of an output audit, per device of a stage and per share of a step's
             micro-batches. A share is the number of micro-batches divided by the number of the
             stage's devices. The probability of a sums audit is `rate` divided by the share.
         rng: random number generator that devices cannot predict; the system's by default.
-        open_graph: opens graphs in fp32; by default ONNX Runtime on the CPU.
+        open_graph: opens graphs in fp32; by default with ONNX Runtime on the CPU.
     """
 
     def __init__(
@@ -197,8 +207,8 @@ class Auditor:
     ) -> dict[int, Watch]:
         """Select audits of a stage before the step and return them by device.
 
-        It is not known yet which device will run which micro-batch, so passes are selected by
-        their number in the device's order.
+        It is not yet known which device will run which micro-batch. So passes are selected by their
+        index in the order in which the device runs them.
 
         Args:
             devices: the stage's devices.
@@ -246,7 +256,7 @@ class Auditor:
 
         Args:
             losses: maps micro-batches to losses, if the stage computed them.
-            watches: audits that were selected before the step, by device. Audits of other
+            watches: audits that were selected before the step, by device. The audits of all other
                 devices are selected now.
         """
         found: list[Fault] = []
@@ -315,7 +325,7 @@ class Auditor:
     def _sums_faults(
         self, work: StepWork, record: StageRecord, sums: SumsRecord, known: Watch | None = None
     ) -> Iterator[Fault]:
-        """Audit gradient sums. `known` contains the local sums; None to compute the local sums."""
+        """Audit gradient sums. `known` holds the local sums; if it is None, compute them here."""
         self.counters.sums += len(sums.batches)
 
         def repeat(rounding: Rounding) -> Sums:
@@ -357,12 +367,12 @@ class Auditor:
         narrow: bool,
         margin: float = 1.0,
     ) -> Iterator[Fault]:
-        """Compare results with local ones. Yield the faults found, at most one per device.
+        """Compare device results with local results. Yield at most one fault per device.
 
         Args:
-            stage: what the stage is called in messages.
-            repeat: recomputes the local results, `wanted`, with other rounding.
-            narrow: whether `wanted` was computed with products rounded to bf16.
+            stage: name of the stage in messages.
+            repeat: recomputes the local results with the given rounding.
+            narrow: whether the local results `wanted` were computed with products rounded to bf16.
             margin: allowed error, as a multiple of the largest error in recomputations.
         """
 
@@ -394,7 +404,7 @@ class Auditor:
             yield Fault(
                 device,
                 f"{returned[key].what} of {stage} is off by {error:.2g} in elements "
-                f"of the size {size:.2g}, where rounding explains {explained:.2g}",
+                f"of magnitude {size:.2g}, but rounding explains at most {explained:.2g}",
             )
 
     def _explain(
@@ -402,10 +412,10 @@ class Auditor:
         ways: Mapping[bool, Mapping[Key, Comparison]],
         repeat: Callable[[Rounding], Mapping[Key, Array]],
     ) -> None:
-        """Recompute until coarser rounding explains all errors, at most `MOST_REPEATS` times.
+        """Recompute up to `MOST_REPEATS` times, until coarser rounding explains all errors.
 
-        A device rounds all its results in one way, so the errors in one of `ways` must be
-        explained. `ways` maps `Rounding.narrow` to comparisons with results rounded so.
+        `ways` maps each value of `Rounding.narrow` to the comparisons with that rounding. A device
+        rounds all its results in the same way, so explaining all errors of one way is enough.
         """
         if any(all(one.excess <= 1 for one in each.values()) for each in ways.values()):
             return
@@ -413,7 +423,7 @@ class Auditor:
         random_numbers = np.random.default_rng(self.rng.getrandbits(64))
         excesses: dict[bool, float] = {}
         for _ in range(MOST_REPEATS):
-            # First try each way once. Then try the better one.
+            # Try each way once, then the way with the smaller errors.
             narrow = next((way for way in ways if way not in excesses), None)
             if narrow is None:
                 narrow = min(excesses, key=excesses.__getitem__)
@@ -426,7 +436,7 @@ class Auditor:
                 return
 
     def output(self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding) -> Array:
-        """Recompute a stage's output with a forward pass only. Arguments are those of `repeat`."""
+        """Recompute a stage's output with a forward pass only. For the arguments, see `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, rounding)
@@ -494,7 +504,7 @@ class Auditor:
         feed = _slice_feed(part, record, batch, rounding)
         made = self.run(part.forward, feed, rounding)
         feed[names.LOGITS] = made[names.LOGITS]
-        # `dy` is the log-sum-exp. No kink depends on it, so it needs no random change.
+        # `dy` is the log-sum-exp. No kink depends on it, so no noise is added to it.
         feed[names.DY] = _array(record.dy[batch])
         found = self._add(work, part.backward, feed, slice_layer(number), totals, rounding)
         return made[names.Y], found[names.DX], None
@@ -530,7 +540,7 @@ class Auditor:
         }
         try:
             return session.run(shaped)
-        except GraphError:  # for example, an accelerator has no memory left
+        except GraphError:  # for example, because an accelerator ran out of memory
             if isinstance(session, GraphSession):
                 raise
             session = self._sessions[key] = open_on_cpu(_audited(graph, rounding))
@@ -538,7 +548,7 @@ class Auditor:
 
 
 def _audited(graph: StageGraph, rounding: Rounding) -> bytes:
-    """Return the ONNX model with which an audit repeats a graph."""
+    """Return the ONNX model that an audit runs to recompute the results of a graph."""
     if rounding.noise is not None:
         return noisy(graph.model, ROUNDING, narrow=rounding.narrow)
     return with_narrow_products(graph.model) if rounding.narrow else graph.model

@@ -1,4 +1,4 @@
-"""Parameter gradients of a step by stages, from the gradient sums that devices return."""
+"""Parameter gradients of a step by stages, summed from the gradient sums that devices return."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cleave.training.stages.stage_work import ModelWork, sum_shape
 
 
 class StepGradients:
-    """Adds up the gradient sums of one step, in fp32. Stages may be read in any order.
+    """Adds up the gradient sums of one step in fp32. Stages may be read in any order.
 
     Args:
         dtype: dtype in which devices return gradient sums.
-        slices: the slices of the loss; empty if the loss is not vocabulary-parallel.
-        buffers: memory of earlier steps' gradients, by parameter `id`. This memory is reused,
-            because allocation takes longer than addition. None if the caller keeps gradients.
+        slices: slices of the loss; empty if the loss is not vocabulary-parallel.
+        buffers: memory of earlier steps' gradients, by parameter `id`. It is reused, because
+            allocating memory takes longer than adding. None if the caller keeps the gradients.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class StepGradients:
         self._slices = slices
         self._buffers = buffers
         self._read: set[SumName] = set()
-        # for each parameter `id`, the gradients from each layer that has the parameter
+        # For each parameter `id`: the gradients from each layer that has the parameter.
         self._found: dict[int, dict[int, Tensor]] = {}
 
     def read(self, gradients: Mapping[SumName, Sequence[Sequence[Any]]]) -> None:
-        """Read the sums that have not been read yet from the `gradients` of a stage or a step."""
+        """Read all gradient sums of a stage or a step that have not been read yet."""
         for key in gradients.keys() - self._read:
             self._read.add(key)
             layer, name = key
@@ -88,9 +88,9 @@ def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
 
 
 def _in_order(found: Mapping[int, Tensor]) -> Tensor:
-    """Add up a parameter's gradients from several layers in a fixed order: layers, then the loss.
+    """Add up one parameter's gradients from several layers, in layer order with the loss last.
 
-    The order makes the rounding independent of which stage finishes first.
+    Because of the fixed order, rounding does not depend on which stage finishes first.
     """
     first, *others = (found[layer] for layer in sorted(found, key=lambda n: (n < 0, abs(n))))
     for other in others:
@@ -99,9 +99,9 @@ def _in_order(found: Mapping[int, Tensor]) -> Tensor:
 
 
 def _add_up(groups: Sequence[Sequence[Any]], total: arrays.Array, dtype: DType) -> None:
-    """Add up several devices' gradient sums of one parameter and write the result to `total`.
+    """Add up the devices' gradient sums of one parameter, and write the result to `total`.
 
-    Each element of `groups` is one device's sum, as blocks of consecutive rows.
+    Each element of `groups` is one device's sum, as a sequence of blocks of consecutive rows.
     """
     if not groups:
         total[...] = 0
@@ -113,7 +113,7 @@ def _add_up(groups: Sequence[Sequence[Any]], total: arrays.Array, dtype: DType) 
             values = arrays.unpack(part, rows, columns, dtype).float32()
             if number:
                 total[first : first + rows] += values
-            else:  # faster than adding to zeros, which would read and write the memory once more
+            else:  # copying is faster than adding to zeros, which reads and writes the memory again
                 total[first : first + rows] = values
             first += rows
         assert first == len(total)

@@ -1,15 +1,15 @@
 """Bounds on the difference between an honest device's result and the same result computed locally.
 
 Devices round differently: summation orders differ, and some devices use fused multiply-add.
-Optimizers such as AdamW change every parameter element by about the same amount, even elements with
-small gradients. So an audit measures errors separately for each parameter and each magnitude of
-elements.
+Optimizers such as AdamW change every parameter element by about the same amount, even if the
+element's gradient is small. So an audit measures errors separately for each parameter and for each
+magnitude of elements.
 
 To estimate the effect of rounding, an audit recomputes results with added noise that exceeds the
 rounding error of any honest device (see `cleave.graphs.noise`). If terms cancel, an honest result
-may be nothing but rounding error. For example, the gradient of a key projection's bias is 0 in
-exact arithmetic. At *kinks*, such as that of ReLU, rounding decides between two derivatives. The
-gradients of two honest devices may then differ by 1 % of the largest gradient element.
+may consist of rounding errors only. For example, the gradient of a key projection's bias is 0 in
+exact arithmetic. At *kinks*, such as that of ReLU, rounding decides which of two derivatives
+applies. The gradients of two honest devices may then differ by 1 % of the largest gradient element.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NEGLIGIBLE: Final = 1e-3  # largest relative error that does not affect training
 
 ROUNDING: Final = LARGEST_ERROR  # allowed relative error of a graph operation in the self-test
 
-# A value at a kink falls on either side with probability 1/2 in each recomputation. The probability
-# that no recomputation falls on the device's side is 2**-32.
+# In each recomputation, a value at a kink falls on either side with probability 1/2. The
+# probability that no recomputation falls on the same side as the device is 2**-32.
 MOST_REPEATS: Final = 32
 
-_LEAST_SHARE: Final = 0.01  # minimum fraction of all elements in the group of the smallest elements
+_LEAST_SHARE: Final = 0.01  # minimum fraction of all elements in the group of smallest elements
 
-_UNDERFLOW: Final = 2.0**-100  # tolerated error, as some processors flush tiny values to 0
+_UNDERFLOW: Final = 2.0**-100  # error that is always allowed, as some processors flush to 0
 
 # Number of significant bits and smallest normal exponent of a dtype.
 _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
@@ -74,7 +74,7 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return all error measures of signed errors; all are infinite if any error is infinite."""
+        """Return all error measures of signed errors. All are infinite if any error is infinite."""
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
         if not 0.0 < largest < math.inf:
@@ -85,10 +85,10 @@ class Magnitudes:
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
     def likely(self, error: Array) -> Doubles:
-        """Return error measures that are likely for other errors of the distribution of `error`.
+        """Return the error measures to expect of other errors with the distribution of `error`.
 
-        The projection of n random errors has the standard deviation RMS / sqrt(n). So the
-        projection of one sample may be small by chance.
+        The projection of n random errors has the standard deviation RMS / sqrt(n), so the
+        projection of a single sample may be small by chance.
         """
         found = self.measures(error)
         groups = len(self._counts)
@@ -97,7 +97,7 @@ class Magnitudes:
         return found
 
     def _sums(self, error: Array) -> Doubles:
-        """Return sums over groups of elements: counts, squared errors, errors times correct values.
+        """Return each group's count, sum of squared errors, and sum of error times correct value.
 
         The shape is (3, groups). A group contains all elements with two adjacent exponents.
         """
@@ -180,18 +180,18 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """Evidence against one device, accumulated over its audits. It stays near 0 for honest devices.
+    """Evidence against one device, accumulated over its audits; near 0 for honest devices.
 
-    An error of n times the error that rounding explains adds log2(n) bits, up to `_PROOF_BITS`. An
-    error that rounding explains subtracts `_FORGIVEN_BITS`.
+    If rounding does not explain an error, the ratio of the error to the explained error adds
+    log2(ratio) bits, up to `_PROOF_BITS`. If rounding explains it, `_FORGIVEN_BITS` are subtracted.
     """
 
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit's `Comparison.excess` and return True if the total proves a fault.
+        """Add an audit's `Comparison.excess`. Return True if the total now proves a fault.
 
-        If the total proves a fault, reset it to 0.
+        A total that proves a fault is reset to 0.
         """
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
@@ -204,10 +204,9 @@ class Evidence:
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
     """Return the signed errors of values that a device rounded to a dtype before sending.
 
-    The largest error of rounding to nearest, half the distance between adjacent values of the
-    dtype, is subtracted from each magnitude. The error of two equal infinities or of two NaNs
-    is 0. Any other pair with a non-finite value has an infinite error.
-
+    Half the distance between adjacent values of the dtype is subtracted from each error's
+    magnitude, because rounding to nearest explains that much. The error of two equal infinities
+    or of two NaNs is 0. Any other pair with a non-finite value has an infinite error.
     Args:
         found: the device's values, upcast to fp32.
         wanted: correct fp32 values before rounding, in the shape of `found`.

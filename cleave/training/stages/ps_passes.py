@@ -12,10 +12,10 @@ from cleave.graphs.model_graphs import ModelGraphs
 
 
 class PsPasses:
-    """Forward and backward passes on the PS through the layers that have no graph.
+    """Runs forward and backward passes on the PS through the layers that have no graph.
 
-    Consecutive layers without graphs form a *run*. The key of a run is the number of layers, or
-    parts of layers, with graphs that precede the run.
+    Consecutive layers without graphs form a *run*. The key of a run is the number of layers (or
+    parts of layers) with graphs before it.
 
     Attributes:
         runs: indices of each run's layers in the model, by the run's key.
@@ -36,7 +36,7 @@ class PsPasses:
         """Return the output of a run in fp32 and retain its autograd graph for `backward`.
 
         Args:
-            run: key of the run. If no run has this key, `x` is returned.
+            run: key of the run. If there is no such run, `x` is returned unchanged.
             batch: index of the micro-batch.
             x: input of the run's first layer.
             extras: for each layer of the model, the tensor arguments other than `x`, by name.
@@ -52,9 +52,9 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Return the gradient of a run's input and accumulate the gradients of its parameters.
+        """Return the gradient of a run's input, and accumulate its parameters' gradients.
 
-        `dy` is the gradient of the run's output. If no run has the key `run`, `dy` is returned.
+        `dy` is the gradient of the run's output. If there is no such run, `dy` is returned.
         """
         if run not in self.runs:
             return dy
@@ -98,7 +98,7 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Return a message about the layers that run on the PS; empty if every layer has a graph."""
+    """Return a message that lists the layers run on the PS; empty if every layer has a graph."""
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)
@@ -108,7 +108,7 @@ def described_refusals(graphs: ModelGraphs) -> str:
         f"{_listed(numbers)} of {len(graphs.calls)}: {reason}"
         for reason, numbers in by_reason.items()
     )
-    return f"the parameter server computes some layers itself; stages number the others: {which}"
+    return f"the parameter server runs some layers itself; stages number only the others: {which}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -1,20 +1,20 @@
 """Replay audits: the server repeats logged steps of stages whose state is on devices.
 
-When a new snapshot has arrived, the server selects each stage with some probability. `StageReplay`
-repeats the steps of a selected stage since the previous snapshot. Devices cannot foresee the
-selection, because they have already returned everything that is compared.
+When a new snapshot has arrived, the server selects each stage with a certain probability.
+`StageReplay` repeats the selected stages' steps since the previous snapshot. Devices cannot foresee
+the selection, because by then they have returned everything that is compared.
 
 If a device returned a wrong result, training rolls back to the last *verified* snapshot, which is
-kept in a file. A snapshot is verified once an audit of each stage, since the snapshot arrived, has
-found only rounding errors. So a device that falsifies results in all steps cannot have changed a
-verified snapshot. A device that falsifies results in a few steps may have changed it, if no audit
-covered these steps.
+kept in a file. A snapshot is verified once every stage has been audited since the snapshot arrived,
+and the audits found only rounding errors. So a device that falsifies the results of all steps
+cannot have changed a verified snapshot. A device that falsifies the results of a few steps may have
+changed it, if no audit covered those steps.
 
 Only the server repeats steps, so two devices never contradict each other. A device is blamed only
-if it certainly began with the state with which the server began. This holds if the previous
-snapshot is the server's own, is sound, or has the same lineage. Otherwise, no device is blamed.
-After a rollback, all lineages are new, and all stages are audited until a snapshot is verified. So
-a device that still returns wrong results is then blamed.
+if it certainly began with the same state as the server. This holds if the previous snapshot is the
+server's own, is sound, or has the same lineage. Otherwise, no device is blamed. After a rollback,
+all lineages are new, and all stages are audited until a snapshot is verified. A device that still
+returns wrong results is then blamed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cleave.training.stages.stored_steps import StoredStep
 class RolledBackError(Exception):
     """Raised when training has gone back to an earlier step because an audit found a wrong result.
 
-    Weights and optimizer state are restored to that step. The caller must repeat the later steps
+    Weights and optimizer state are those after that step. The caller must repeat the later steps
     with the same data.
 
     Attributes:
@@ -54,7 +54,7 @@ class RolledBackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """The faults that audits found.
+    """The faults found by the audits of one snapshot.
 
     Attributes:
         faults: all faults.
@@ -67,9 +67,12 @@ class Lie:
 
 @dataclass
 class ReplayCounters:
-    """The number of repeated stages, and of their repeated steps.
+    """Counters of replay audits.
 
-    `spent_s` is the time that audits took, in seconds. Training may have continued meanwhile.
+    Attributes:
+        stages: number of audited stages.
+        steps: number of repeated steps, summed over the audited stages.
+        spent_s: total duration of the audits in seconds. Training may have continued meanwhile.
     """
 
     stages: int = 0
@@ -79,7 +82,7 @@ class ReplayCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the audit of a stage found.
+    """The result of a stage's audit.
 
     Attributes:
         proves: whether all results were compared, and rounding explains all differences.
@@ -91,11 +94,11 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class _Audit:
-    """Audits of some stages between two snapshots, in progress.
+    """Audits in progress of the stages selected between two snapshots.
 
     Attributes:
-        layers: the layers of all stages.
-        holders: the device of each selected stage.
+        layers: the layers of every stage, by stage number.
+        holders: the device of each selected stage, by stage number.
     """
 
     start: SavedState
@@ -106,14 +109,14 @@ class _Audit:
 
 
 class ReplayAudits:
-    """Audits a run whose layers' state is on devices, and rolls it back.
+    """Audits a run whose layers' state is on devices, and rolls the run back after a wrong result.
 
     Args:
-        state: the state on devices, whose snapshot is the initial state.
-        auditor: repeats passes. Its rate is the probability that a stage is audited when a snapshot
-            has arrived.
-        folder: where copies of states are; None to keep them in memory.
-        waits: whether `taken` waits for its audits, instead of leaving them to the thread.
+        state: the state on devices. Its snapshot is the initial state.
+        auditor: recomputes passes. Its rate is the probability that a stage is audited when a
+            snapshot arrives.
+        folder: folder for copies of the state; None to keep them in memory.
+        waits: whether `taken` waits for its audits instead of running them in the background.
         note: called with messages for the user.
     """
 
@@ -130,10 +133,10 @@ class ReplayAudits:
         self._state, self._auditor = state, auditor
         self._folder, self._waits, self._note = folder, waits, note
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
-        self._returned: list[ReturnedStep] = []  # of the steps in the log
+        self._returned: list[ReturnedStep] = []  # results of the steps in the log
         self._keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
-        # Devices that have state from before a restart did not begin with the server's snapshot.
+        # Devices that kept state across a restart did not begin with the server's snapshot.
         if not state.found_on_devices:
             self._base.sound.update(state.layers)
         # The next snapshot to be verified, and the layers that were audited since it arrived.
@@ -144,26 +147,26 @@ class ReplayAudits:
         self._lie: Lie | None = None
 
     def close(self) -> None:
-        """Stop the thread, without waiting for an audit in progress."""
+        """Stop the thread without waiting for an audit in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def verified(self) -> int:
-        """Return the number of updates before the snapshot to which a lie rolls back."""
+        """Return the number of updates before the snapshot to which a rollback would go."""
         return self._base.position
 
     def _keep_own(self, position: int) -> None:
-        """Copy the parameters that are not on devices, with their optimizer state.
+        """Copy the parameters that are not on devices, and their optimizer state.
 
-        `position` is the number of updates that they have now.
+        `position` is the number of updates that these parameters have had.
         """
         own = SavedTensors(self._folder, self._state.own_tensors(), self._note)
         self._own = position, own
 
     def add(self, result: StepResult, stored: StoredStep) -> None:
-        """Remember what devices returned in the last step of the log.
+        """Record what devices returned in the last step of the log.
 
-        The parameters that are not on devices must not have been updated in this step yet.
+        Call this before the parameters that are not on devices are updated in this step.
         """
         self._returned.append(ReturnedStep.of(result, stored))
         snapshot, before = result.snapshot, self._state.updates - 1
@@ -171,14 +174,14 @@ class ReplayAudits:
             self._keep_own(before)
 
     def repeated(self) -> None:
-        """Remember a step that an earlier process did. Only the state after it can be audited."""
+        """Record a step that an earlier process ran. Only the state after it can be audited."""
         self._returned.append(ReturnedStep())
 
     def taken(self, snapshot: Snapshot, steps: Sequence[LoggedStep]) -> None:
-        """Copy a new snapshot, and audit some of the stages.
+        """Copy a new snapshot and audit randomly selected stages.
 
         Args:
-            snapshot: the snapshot, which is already that of the `ResidentState`.
+            snapshot: the snapshot, which `ResidentState` has already taken.
             steps: the logged steps since the previous snapshot.
         """
         self._collect(wait=True)  # so at most one snapshot waits for its audits
@@ -210,7 +213,7 @@ class ReplayAudits:
         self._collect(wait=self._waits)
 
     def _findings(self, replays: Sequence[StageReplay]) -> dict[int, _Findings]:
-        """Audit stages. Return what was found, by stage number. Runs in the thread."""
+        """Audit stages in the thread. Return the findings by stage number."""
         began_s, found = time.perf_counter(), dict[int, _Findings]()
         for each in replays:
             faults, whole = each.faults(self._auditor), all(one.squares for one in each.returned)
@@ -219,14 +222,15 @@ class ReplayAudits:
         return found
 
     def _draws(self, stage: PlannedStage) -> bool:
-        """Return whether a stage is audited now. Stages without trained layers never are."""
+        """Return whether to audit a stage now. Stages without trained layers are never audited."""
         trained = not self._state.layers.isdisjoint(range(stage.first, stage.stop))
         return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:
         """Return the faults that finished audits found, if any. The caller must then `roll_back`.
 
-        `wait`: whether to wait for audits in progress.
+        Args:
+            wait: whether to wait for audits in progress.
         """
         self._collect(wait=wait)
         return self._lie
@@ -244,7 +248,7 @@ class ReplayAudits:
                 for fault in each.faults
                 if fault.device == audit.holders[number].device and _is_certain(audit, number)
             ]
-            # Other devices had the stage earlier. Their state at the beginning is not known.
+            # Other devices had the stage earlier. The state with which they began is unknown.
             self._lie = Lie(faults, blamed)
             return
         for number in (number for number, each in found.items() if each.proves):
@@ -255,7 +259,7 @@ class ReplayAudits:
             self._base, self._candidate, self._all = self._candidate, None, False
 
     def roll_back(self) -> int:
-        """Restore the last verified state. Return the number of steps to repeat."""
+        """Restore the last verified state and return the number of steps to repeat."""
         base, self._lie, self._audit = self._base, None, None
         steps = self._state.restore(base)
         self._own = base.position, base.own
@@ -265,7 +269,7 @@ class ReplayAudits:
     def _saved(self, position: int, lineages: frozenset[Any]) -> SavedState:
         """Copy the snapshot of the `ResidentState`."""
         at, own = self._own
-        assert at == position, f"own parameters are those after update {at}, not {position}"
+        assert at == position, f"own parameters are from update {at}, not {position}"
         layers = SavedTensors(self._folder, self._state.tensors, self._note)
         return SavedState(position, layers, own, lineages)
 

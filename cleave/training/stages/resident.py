@@ -1,7 +1,8 @@
 """Training by stages in which devices keep the layers' weights and optimizer state.
 
-The PS holds a *snapshot* of the trained state, in the memory of the model and the optimizer, and a
-log of all steps since then. `ResidentState.take` makes the devices' state the new snapshot.
+The PS holds a *snapshot* of the trained state in the memory of the model and the optimizer, and a
+log of all steps since the snapshot. `ResidentState.take` replaces the snapshot with the state that
+devices returned.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from cleave.training.stages.stage_work import ModelWork, floats
 from cleave.training.stages.step_log import LogFolder, StepLog
 from cleave.training.stages.stored_steps import StoredStep
 
-_STAYS_S: Final = 8 * 3600.0  # how long a device is expected to stay, before any has left
-_MODEL: Final = "model"  # prefix of the names of parameters among copied tensors
-_FIRST_INTERVAL: Final = 8  # steps between snapshots, until a plan gives another number
+_STAYS_S: Final = 8 * 3600.0  # seconds that a device is expected to stay, before any has left
+_MODEL: Final = "model"  # prefix of parameter names among copied tensors
+_FIRST_INTERVAL: Final = 8  # steps between snapshots until a plan sets the interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,12 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class StateStorage:
-    """Where the PS keeps the snapshot and the log, and with which steps they begin.
+    """Where the PS keeps the snapshot and the log, and what they contain at the start.
 
     Attributes:
-        log: where the log is; see `StepLog`.
-        files: keeps the snapshot, and a new one that devices return, in files; None to keep them in
-            memory.
+        log: log folder of `StepLog`; None to keep the log in memory.
+        files: keeps the snapshot, and a new snapshot while devices return it, in files; None to
+            keep them in memory.
         updates: number of updates in the snapshot, since the run began.
         stored: later steps that an earlier process logged. The PS repeats its own part of these
             steps, and devices repeat their part before the next step.
@@ -82,19 +83,20 @@ class StateStorage:
 
 
 class ResidentState:
-    """The trained state of a model's layers on devices: its snapshot, and the log since then.
+    """The trained state of a model's layers on devices: its snapshot and the log since then.
 
     Args:
-        work: the model's layers. Their parameters are on devices from now on.
-        optimizer: the optimizer whose steps the devices do.
-        now_s: the time in seconds.
+        work: the model's layers. From now on, devices keep their parameters.
+        optimizer: the optimizer whose steps the devices run.
+        now_s: current time in seconds.
         note: called with messages for the user.
 
     Attributes:
         log: the steps since the snapshot.
         position: number of updates in the snapshot, since the run began.
-        under_way: number of updates in the snapshot that devices are returning; None without one.
-        tensors: the memory of the snapshot, by the array that devices hold.
+        under_way: number of updates in the snapshot that devices are returning; None if they return
+            none.
+        tensors: the tensor that contains the snapshot of each array on devices.
         protection: when new snapshots begin, and how many stages hot spares may follow.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
@@ -149,16 +151,16 @@ class ResidentState:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the snapshot is the current state, because no step followed it."""
+        """Return whether the snapshot is the current state, because no step has followed it."""
         return not self.log.steps
 
     @property
     def found_on_devices(self) -> bool:
-        """Return whether devices may have state from before a restart of the PS."""
+        """Return whether devices may have kept state from before a restart of the PS."""
         return bool(self._resident.kept)
 
     def of_step(self) -> Resident:
-        """Return the state for the `StepWork` of a step."""
+        """Return the state for a step's `StepWork`."""
         return replace(
             self._resident,
             log=self.log.steps,
@@ -169,7 +171,8 @@ class ResidentState:
     def of_fetch(self, work: StepWork) -> StepWork:
         """Return the work of a step that only fetches the state.
 
-        `work` is the work of an earlier step.
+        Args:
+            work: work of an earlier step.
         """
         return replace(work, resident=replace(self.of_step(), fetches=True), token=object())
 
@@ -196,7 +199,7 @@ class ResidentState:
         self.log.repeat(work, self._resident, self._stored.popleft())
 
     def add(self, work: StepWork, result: StepResult, step: StoredStep) -> StoredStep:
-        """Add a step to the log after all devices have done its updates; see `StepLog.add`."""
+        """Add a step to the log after all devices have run its updates; see `StepLog.add`."""
         self.losses += result.restored
         self.under_way = result.fetching
         self._stages = len(result.records)
@@ -209,31 +212,32 @@ class ResidentState:
 
     @property
     def updates(self) -> int:
-        """Return the number of updates until now, since the run began."""
+        """Return the number of updates so far, since the run began."""
         return self.position + len(self.log.steps)
 
     def between_losses_s(self, now_s: float, present: Set[int]) -> tuple[float, float]:
-        """Return the time in seconds between losses that need a snapshot, and between all losses.
+        """Return the mean times between events that need a snapshot, in seconds.
 
-        Before any loss or departure, a device is expected to stay for eight hours. Devices with and
-        without a stage leave equally often.
+        The first time is between losses of a stage that a device rebuilds from the snapshot. The
+        second is between all departures of devices with a stage. Before the first event, a device
+        is expected to stay for eight hours. Devices with and without a stage leave equally often.
 
         Args:
-            present: the devices that can train layers now.
+            present: devices that can train layers now.
         """
         self._departures += len(self._present - present)
         self._present = frozenset(present)
         passed_s = now_s - self._began_s
         expected_s = passed_s + _STAYS_S / self._stages
-        share = min(1.0, self._stages / max(1, len(present)))  # of the devices that have a stage
+        share = min(1.0, self._stages / max(1, len(present)))  # fraction of devices with a stage
         departures = self._departures * share
         between_s = passed_s / departures if departures else expected_s
         return expected_s / (1 + self.losses), between_s
 
     def take(self, snapshot: Snapshot) -> None:
-        """Use a new snapshot of all layers, and remove the steps that it contains from the log.
+        """Replace the snapshot of all layers, and remove the steps that it contains from the log.
 
-        No step may be running, because devices may be receiving the old snapshot.
+        Do not call this during a step, because devices may be receiving the old snapshot.
         """
         self.changing()
         rows: dict[StageArray, dict[int, Any]] = {}
@@ -268,7 +272,7 @@ class ResidentState:
         }
 
     def restore(self, saved: SavedState) -> int:
-        """Make an earlier state the snapshot and the state of all other parameters.
+        """Make an earlier state the snapshot, and restore all other parameters to that state.
 
         Devices must hold no state. Afterwards, the log is empty.
 
@@ -291,7 +295,7 @@ class ResidentState:
         return undone
 
     def _count_updates(self, steps: int) -> None:
-        """Count updates in the snapshot, or no longer count them if `steps` is negative."""
+        """Add `steps`, which may be negative, to the numbers of updates in the snapshot."""
         for tensor in self._keys.values():
             self._optimizer.count_updates(self._names[id(tensor)], steps)
         self._groups = [replace(group, updates=group.updates + steps) for group in self._groups]
@@ -316,10 +320,10 @@ class ResidentState:
 
 
 def update_graph(rule: UpdateRule) -> bytes:
-    """Return the graph of an optimizer step on devices.
+    """Return the graph with which devices run an optimizer step.
 
     Raises:
-        UsageError: if devices cannot do steps of this optimizer.
+        UsageError: if devices cannot run steps of this optimizer.
     """
     match rule.kind:
         case OptimizerKind.ADAMW:
@@ -327,12 +331,12 @@ def update_graph(rule: UpdateRule) -> bytes:
         case OptimizerKind.SGD:
             return sgd_graph(momentum=bool(rule.momentum))
     raise UsageError(
-        f"devices cannot do steps of the optimizer {rule.kind.value!r}; use adamw or sgd"
+        f"devices cannot run steps of the optimizer {rule.kind.value!r}; use adamw or sgd"
     )
 
 
 def coefficients(rule: UpdateRule, decay: float, rate: float, clip: float, step: int) -> StageArray:
-    """Return the coefficients of an optimizer step on devices.
+    """Return the coefficients with which devices run an optimizer step.
 
     Args:
         decay: weight decay.
@@ -352,10 +356,11 @@ def _begin(buffer: arrays.Buffer) -> int:
 
 
 def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
-    """Return all trained parameters of the layers.
+    """Return all trained parameters of the layers, by layer and name.
 
     Raises:
-        UsageError: if a parameter is used in several places, or the layers have none.
+        UsageError: if a parameter is used in several places, or if no layer has a trained
+            parameter.
     """
     found: dict[SumName, Tensor] = {}
     for number, graphs in enumerate(work.graphs.layers):
@@ -368,5 +373,5 @@ def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
             "use --state server"
         )
     if not found:
-        raise UsageError("this job trains no layer; use --state server")
+        raise UsageError("this job trains none of the layers; use --state server")
     return found

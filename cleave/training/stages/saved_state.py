@@ -1,4 +1,4 @@
-"""Copies of the trained state after earlier steps, to compare with and to roll back to."""
+"""Copies of earlier trained state, for comparisons and rollbacks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cleave.training.stages.stored_steps import cut
 
 
 class SavedTensors:
-    """Copies of tensors in a file without a name; see `mapped_copy`.
+    """Copies of tensors in an unnamed temporary file; see `mapped_copy`.
 
     Args:
-        folder: where the file is; None to keep the copies in memory.
-        note: called with a message if the copies stay in memory, because the disk is full.
+        folder: folder of the file; None to keep the copies in memory.
+        note: called with a message if the copies stay in memory because the disk is full.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SavedTensors:
                 held = mapped_copy(folder, parts)
             except OSError as error:
                 note(
-                    f"a copy of the trained state stays in memory, because it cannot be written "
+                    f"keeping a copy of the trained state in memory, because it cannot be written "
                     f"to {folder}: {error}"
                 )
         if held is None:
@@ -48,12 +48,12 @@ class SavedTensors:
         return key in self._held
 
     def floats(self, key: Any) -> Array:
-        """Return the copy of an fp32 tensor, without its shape."""
+        """Return the copy of an fp32 tensor as a flat array."""
         return np.frombuffer(self._held[key], np.float32)
 
     def copy_to(self, key: Any, tensor: Tensor) -> None:
         """Overwrite a tensor with its copy."""
-        # torch reads only from writable memory without a warning.
+        # torch warns about memory that is not writable.
         values = torch.frombuffer(bytearray(self._held[key]), dtype=tensor.dtype)
         with torch.no_grad():
             tensor.copy_(values.reshape(tensor.shape))
@@ -61,14 +61,14 @@ class SavedTensors:
 
 @dataclass(slots=True)
 class SavedState:
-    """The state of a run after one step.
+    """The state of a run after a certain step.
 
     Attributes:
-        position: number of updates of the layers on devices until that step.
+        position: number of updates of the layers on devices up to that step.
         layers: weights and moments on devices, by `StageArray`.
-        own: the other trained parameters and their optimizer state; see `own_tensors`.
-        lineages: the lineages of all state that devices returned for this copy.
-        sound: layers whose state the server has recomputed here and in all earlier copies.
+        own: all other trained parameters and their optimizer state; see `own_tensors`.
+        lineages: lineages of all state that devices returned for this copy.
+        sound: layers whose state the server has recomputed for this copy and all earlier ones.
     """
 
     position: int

@@ -1,4 +1,4 @@
-"""Plan a job's steps by stages, and correct the plans with the measured durations of steps."""
+"""Plan a job's steps by stages, and correct the plans with measured step durations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from cleave.training.loop.methods import TilesForecaster
 from cleave.training.stages.stage_work import ModelWork
 
 # A step is planned again if its duration differs from the prediction by more than this fraction,
-# and the speeds that the plan assumes have changed by at least this factor.
+# and the speeds that the plan assumes have changed by at least the factor `_CHANGED`.
 _OFF: Final = 0.15
 _CHANGED: Final = 1.1
-_STEADY: Final = 2  # number of the first step with a plan that takes the plan's usual time
+_STEADY: Final = 2  # number of a plan's first step that has a typical duration
 
-_STATE_BYTES: Final = 12  # per trained parameter: the gradient, and two moments of AdamW, in fp32
-_OWN_DEVICE_JOINS_S: Final = 120.0  # longest wait until the PS's computer has joined as a device
+_STATE_BYTES: Final = 12  # bytes per trained parameter: fp32 gradient and two AdamW moments
+_OWN_DEVICE_JOINS_S: Final = 120.0  # maximum seconds to wait for the PS's computer to join
 
 
 class StagePlans:
     """Plans the stages of a job's steps for the connected devices.
 
-    The PS's own computer joins as a device if that is predicted to make steps faster.
+    The PS's own computer joins as a device if this is predicted to make steps faster.
 
     Args:
         ps: speed of the PS.
@@ -43,9 +43,9 @@ class StagePlans:
         gradients: wire dtype of parameter gradients.
         tiles: forecasts the duration of a step by tiles. If tiles or the PS alone would be faster,
             `worthwhile` is False. None to always train by stages.
-        waits: whether training waits if no device can train layers.
+        waits: whether training waits when no device can train layers.
         stop: returns whether training must stop.
-        say: reports a message to the user.
+        say: called with messages for the user.
 
     Attributes:
         plan: current plan for the connected devices; None if no plan exists.
@@ -73,8 +73,8 @@ class StagePlans:
         self.planning_s = 0.0
         self._runtime = runtime
         self.planner = planner
-        self._alone = ps  # the PS's speed without other work
-        self._ps = ps  # its speed as measured in steps, without its own device
+        self._alone = ps  # the PS's speed when it does no other work
+        self._ps = ps  # the PS's speed as measured in steps, without its own device
         self._dtype = dtype
         self._gradients = gradients
         self._tiles = tiles
@@ -82,27 +82,29 @@ class StagePlans:
         self._stop = stop
         self._say = say
         self._planned_for: object = None
-        self._rates: Mapping[int, DeviceRates] = {}  # the rates for which `plan` was made
-        self._costs: StageModel | None = None  # the model for which `plan` was made
-        self._forecaster: StepForecaster | None = None  # with which `plan` was made
-        # The plan that was discarded because of other speeds, and its model.
+        self._rates: Mapping[int, DeviceRates] = {}  # device rates for which `plan` was made
+        self._costs: StageModel | None = None  # cost model for which `plan` was made
+        self._forecaster: StepForecaster | None = None  # forecaster with which `plan` was made
+        # The last plan that was discarded because speeds changed, with its cost model.
         self._former: tuple[StageModel, StagePlan] | None = None
-        # The devices' speeds in the forecast of `plan`, and the forecast with which it was chosen.
+        # The device rates in the current forecast of `plan`, and the step time in seconds that was
+        # predicted when the plan was chosen.
         self._forecast_for: Mapping[int, DeviceRates] = {}
         self._chosen_s = 0.0
-        self._said_s = 0.0  # the forecast that the user was told last
-        self._says_from = _STEADY  # number of the first step that may tell the user another one
-        self._steps = 0  # steps since the plan was made
-        self._least_steps = _STEADY  # steps before a plan may be made again for other speeds
+        self._said_s = 0.0  # the last predicted step time that was reported to the user
+        self._says_from = _STEADY  # number of the first step that may report another prediction
+        self._steps = 0  # number of steps since the plan was made
+        self._least_steps = _STEADY  # minimum number of steps before speeds cause another plan
         self._asked_own_device = False  # whether this job has started the PS's own device
-        # Factor by which the PS's work lengthened that device's computations in the last step.
+        # Factor by which the PS's work slowed its own device down in the last step.
         self._own_delay = 1.0
 
     def devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of devices that can run stages, by ID; empty if only the PS's own can.
+        """Return the rates of devices that can run stages, by ID.
 
-        The PS's own device measured its speed while the PS was idle. In a step, the PS's work
-        lengthens its computations, and `PsCompute.own_device` makes plans count that.
+        The result is empty if only the PS's own device can run stages. That device measured its
+        speed while the PS was idle. In a step, the PS's work slows it down, and plans account for
+        that with `PsCompute.own_device`.
         """
         able, own = self._runtime.stage_devices(), self._runtime.own_devices()
         devices = {device: rates.for_graphs(self._dtype.value) for device, rates in able.items()}
@@ -114,11 +116,11 @@ class StagePlans:
         return devices
 
     def leave_updates(self, parameters: int) -> None:
-        """Let later plans assume that devices update this number of parameters themselves."""
+        """Make later plans assume that devices update `parameters` parameters themselves."""
         self._ps = self._ps.without_updates_of(parameters)
 
     def protection(self, between_losses_s: float, between_departures_s: float) -> Protection | None:
-        """Return how state on devices is protected; see `protection`.
+        """Return how state on devices is protected; see `planner.stages.resident.protection`.
 
         Return None if the plan's devices have left, so that another plan will follow.
         """
@@ -129,13 +131,14 @@ class StagePlans:
         )
 
     def plan_for(self, ids: Tensor, work: ModelWork) -> StagePlan | None:
-        """Return the plan, renewed if devices or the batch shape changed; None if no plan fits.
+        """Return the plan, renewed if devices or the batch shape changed; None if no plan is
+        feasible.
 
         Args:
-            ids: the token IDs of the batch, shape (rows, tokens).
+            ids: token IDs of the batch, shape (rows, tokens).
 
         Raises:
-            DeviceMemoryError: if no plan fits because devices have too little memory.
+            DeviceMemoryError: if no plan is feasible because devices have too little memory.
         """
         devices = self.devices()
         wanted = (tuple(sorted(devices)), tuple(ids.shape))
@@ -151,16 +154,16 @@ class StagePlans:
     def learn(self, step_s: float, own_s: float, loss_s: float, *, stays: bool = False) -> bool:
         """Correct the speeds that plans assume, based on the duration of the last step.
 
-        The first step with a plan does not count, because devices receive graphs during that step.
-        If devices or the PS are faster or slower than the plan assumes, the plan's forecast is
-        recomputed. If a step also deviates from the forecast with which the plan was chosen, and
-        speeds have changed relative to each other, the next step is planned again.
+        The first step with a plan is ignored, because devices receive graphs during that step. If
+        devices or the PS are faster or slower than the plan assumes, its step time is predicted
+        again. If the step's duration also deviates from the prediction with which the plan was
+        chosen, and speeds have changed relative to each other, the next step is planned again.
 
         Args:
-            step_s: duration of the whole step in seconds, without planning.
-            own_s: part of `step_s` in which devices waited for the PS.
-            loss_s: time, in seconds, in which the PS computed losses.
-            stays: whether the next step must have the same plan, unless trained state moves first.
+            step_s: duration of the whole step without planning, in seconds.
+            own_s: part of `step_s` in which devices waited for the PS, in seconds.
+            loss_s: time in which the PS computed losses, in seconds.
+            stays: whether the next step must use the same plan unless trained state moves first.
 
         Returns:
             Whether trained state should move from devices to the PS, because another plan is
@@ -170,7 +173,7 @@ class StagePlans:
         self._steps += 1
         if plan is None or costs is None:
             return False
-        self._own_delay = plan.own_delay  # the speed as measured in the step is that much lower
+        self._own_delay = plan.own_delay  # the step's measured speed is lower by this factor
         if self._steps < _STEADY or self._runtime.clock != "wall":
             return False
         self._ps = replace(before, optimizer_s=own_s)
@@ -216,20 +219,20 @@ class StagePlans:
         """Return whether trained state should move to the devices of another plan.
 
         Args:
-            plan: the present plan, with its forecast for `devices`.
+            plan: the current plan with its forecast for `devices`.
         """
         assert self._costs is not None
         assert self._forecaster is not None
         rates = list(devices.values())
         try:
             found = self._forecaster.by_stages(rates, self.planner, self._ps_with(devices)).stages
-        except PlanError:  # memory has become short
+        except PlanError:  # devices now offer too little memory
             return False
         assert found is not None
         return worth_moving(self._costs, plan, found[1], devices)
 
     def with_state_on_devices(self, ids: Tensor, work: ModelWork) -> Forecast:
-        """Forecast a step by stages in which the layers' state stays on devices."""
+        """Forecast the duration of a step by stages in which layer state stays on devices."""
         rates = self.devices()
         forecaster, devices = self._forecaster_of(ids, work), list(rates.values())
         return forecaster.with_state_on_devices(devices, self._ps_with(rates))
@@ -244,14 +247,14 @@ class StagePlans:
         return StepForecaster(cut, rows, self._alone)
 
     def _ps_with(self, devices: Mapping[int, DeviceRates]) -> PsCompute:
-        """Return the PS's speed in a step, of which its own device may be one of `devices`."""
+        """Return the PS's speed in a step. The PS's own device may be one of `devices`."""
         own = min(self._runtime.own_devices() & devices.keys(), default=None)
         return replace(self._ps, own_device=own)
 
     def _new_plan(
         self, ids: Tensor, work: ModelWork, rates: Mapping[int, DeviceRates]
     ) -> StagePlan | None:
-        """Plan stages and report the plan to the user; return None if no plan fits the devices."""
+        """Plan the stages and report the plan to the user; return None if no plan is feasible."""
         devices = list(rates.values())
         former, self._former = self._former, None
         planned_for = tuple(sorted(rates)), tuple(ids.shape)
@@ -303,7 +306,8 @@ class StagePlans:
     ) -> bool:
         """Add the PS's computer as a device if that is worthwhile; return True if it has joined.
 
-        `found` contains the cost model and the plan for `devices` alone.
+        Args:
+            found: cost model and plan for `devices` alone.
         """
         own = self._runtime.own_device
         if own is None or self._asked_own_device:
@@ -318,15 +322,15 @@ class StagePlans:
         if self._tiles is not None and with_s > forecaster.alone().step_s:
             return False
         self._say(
-            f"this server also becomes a device, which can take a minute: a step is then predicted "
-            f"to take {in_seconds(with_s)} instead of {in_seconds(found[1].step_s)}"
+            f"this server also joins as a device, which can take a minute; a step is then "
+            f"predicted to take {in_seconds(with_s)} instead of {in_seconds(found[1].step_s)}"
         )
         self._asked_own_device = True
 
         def joined() -> bool:
             return bool(self._runtime.stage_devices().keys() & self._runtime.own_devices())
 
-        with suppress(OSError):  # the process could not be started
+        with suppress(OSError):  # if the process cannot be started, wait_until returns
             own.start(memory_bytes)
         self._runtime.wait_until(
             lambda: joined() or not own.runs or self._stop(), _OWN_DEVICE_JOINS_S
@@ -345,7 +349,7 @@ def _differ(ratios: Sequence[float]) -> bool:
 def _changes(
     plan: StagePlan, before: Mapping[int, DeviceRates], now: Mapping[int, DeviceRates]
 ) -> tuple[list[float], list[float]]:
-    """Return the ratios of new to old speeds of a plan's devices: for graphs, and for links."""
+    """Return the new-to-old speed ratios of a plan's devices, for graphs and for links."""
     ratios = [
         [new / old for new, old in zip(_speeds(now[d]), _speeds(before[d]), strict=True)]
         for d in plan.devices

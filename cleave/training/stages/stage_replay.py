@@ -1,8 +1,8 @@
-"""The repetition of a stage's logged steps on the server, compared with what devices returned.
+"""Repeats a stage's logged steps on the server and compares the results with the devices' results.
 
-The server begins with the stage's state in a snapshot. It compares its final state with the next
-snapshot, and its outputs, input gradients and sum of squared gradients with the device's in each
-step. These are all results that a device can falsify.
+The server begins with the stage's state in a snapshot. In each step, it compares its outputs, input
+gradients and sum of squared gradients with those that devices returned. At the end, it compares its
+state with the next snapshot. A device can falsify no other results.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from cleave.training.stages.honest_error import Comparison
 from cleave.training.stages.saved_state import SavedTensors
 from cleave.training.stages.stored_steps import StoredStep
 
-# Allowed error, as a multiple of the largest error in recomputations. State has many error
-# measures, and each step amplifies the errors of the steps before it.
+# Allowed error, as a multiple of the largest error in recomputations. It exceeds 1, because state
+# has many error measures, and each step amplifies the errors of the steps before it.
 MARGIN: Final = 4.0
 
-_MOST_DOUBTED: Final = 4  # outputs of one stage that are recomputed with coarser rounding
+_MOST_DOUBTED: Final = 4  # maximum number of a stage's outputs to recompute with coarser rounding
 
 
 class _Result(Enum):
-    """What is compared. Each value is a phrase of messages."""
+    """Kinds of compared results. Each value is a phrase for messages."""
 
     OUTPUT = "the output"
     GRADIENT = "the input gradient"
@@ -52,19 +52,19 @@ class _Result(Enum):
         return self in (_Result.CHANGE, _Result.MOMENT)
 
 
-# What is compared, and where: a step and a micro-batch or, for state, a layer and a parameter.
+# A kind of result, and its location: step and micro-batch or, for state, layer and parameter.
 _Key: TypeAlias = tuple[_Result, int, Any]
 _State: TypeAlias = dict[StageArray, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnedStep:
-    """What devices returned in a step. Most keys are a stage number and a micro-batch.
+    """What devices returned in a step, keyed by stage number and micro-batch unless noted.
 
     Attributes:
-        y, dx: outputs and input gradients that the PS used. Other stages used all others, so
-            `LoggedStep` has them.
-        forward_by, backward_by: the devices that returned outputs, and input gradients.
+        y, dx: outputs and input gradients that the PS used. `LoggedStep` has all others, because
+            other stages used them.
+        forward_by, backward_by: the devices that returned the outputs and the input gradients.
         squares: sums of squared gradients, by stage number.
     """
 
@@ -76,13 +76,13 @@ class ReturnedStep:
 
     @classmethod
     def of(cls, result: StepResult, stored: StoredStep) -> Self:
-        """Return what devices returned in a completed step, with the arrays of the log."""
+        """Return what devices returned in a completed step, with arrays that are in the log."""
         y: dict[tuple[int, int], Any] = {}
         dx = {(0, batch): payload for batch, payload in stored.dx.items()}
         last = len(stored.bounds) - 1
         for one in stored.returned:
             match one:
-                case OutputReady(batch, payload):  # a repeated pass returns another one
+                case OutputReady(batch, payload):  # if a pass was repeated, keep the first output
                     y.setdefault((last, batch), payload)
                 case InputWanted(stage, batch, payload):
                     y[stage, batch] = payload
@@ -100,13 +100,13 @@ class ReturnedStep:
 
 @dataclass(frozen=True, slots=True)
 class StageReplay:
-    """The steps of a stage between two snapshots.
+    """Repeats the steps of a stage between two snapshots.
 
     Attributes:
         number: number of the stage.
-        steps, returned: the logged steps, and the results that devices returned in them.
+        steps, returned: the logged steps and what devices returned in them.
         start, end: the states in the two snapshots.
-        device: the device that returned the stage's part of `end`.
+        device: ID of the device that returned the stage's state in `end`.
     """
 
     number: int
@@ -118,11 +118,11 @@ class StageReplay:
 
     @property
     def plan(self) -> PlannedStage:
-        """Return the stage."""
+        """Return the repeated stage."""
         return self.steps[0].work.stages[self.number]
 
     def faults(self, auditor: Auditor) -> list[Fault]:
-        """Repeat the steps, and return the faults found, at most one for each device."""
+        """Repeat the steps and return the faults found, at most one per device."""
         work = self.steps[-1].work
         narrow = auditor.rounds_products(self.device)
         found: dict[_Key, DeviceResult] = {}
@@ -130,7 +130,7 @@ class StageReplay:
         doubted: dict[_Key, float] = {}
 
         def see(key: _Key, local: Array) -> None:
-            """Keep the state, and the outputs whose errors are largest."""
+            """Keep all state, but only those outputs that have the largest errors."""
             if (result := self._result(key, local)) is None:
                 return
             if not key[0].is_state:
@@ -167,7 +167,7 @@ class StageReplay:
     def _repeat(
         self, auditor: Auditor, rounding: Rounding, see: Callable[[_Key, Array], None]
     ) -> None:
-        """Repeat all steps. `see` is called with all local results."""
+        """Repeat all steps and pass each local result to `see`."""
         resident = self.steps[0].work.resident
         assert resident is not None
         state: _State = {a: self.start.floats(a) for a in resident.arrays_of(self.plan)}
@@ -192,7 +192,7 @@ class StageReplay:
                 see((_Result.MOMENT, layer, (name, number)), state[moment])
 
     def _result(self, key: _Key, local: Array) -> DeviceResult | None:
-        """Return a device's result; None if no device had to return it."""
+        """Return the device's result; None if no device had to return it."""
         what, at, which = key
         device: int | None = self.device
         if what.is_state:
@@ -215,7 +215,7 @@ class StageReplay:
         return DeviceResult(device, self._words(key), found, dtype)
 
     def _payload(self, what: _Result, at: int, batch: int) -> Any:
-        """Return an output or input gradient, which the PS or another stage received."""
+        """Return an output or input gradient that the PS or another stage received."""
         step, returned, number = self.steps[at], self.returned[at], self.number
         if what == _Result.OUTPUT:
             if (own := returned.y.get((number, batch))) is not None:
@@ -230,7 +230,7 @@ class StageReplay:
         return others[number][batch].payload
 
     def _state(self, key: _Key) -> Array:
-        """Return the change of a weight, or a moment, that a device has returned."""
+        """Return the change of a weight, or a moment, as returned by the device."""
         resident = self.steps[0].work.resident
         assert resident is not None
         what, layer, which = key
@@ -253,7 +253,7 @@ class StageReplay:
 
 
 def _with(work: StepWork, plan: PlannedStage, state: Mapping[StageArray, Array]) -> StepWork:
-    """Return the work of a step with the present weights of a stage."""
+    """Return the work of a step with a stage's weights from `state`."""
     layers: list[LayerWork] = [*work.layers]
     for number in range(plan.first, plan.stop):
         present = {name: _with_values(a, state) for name, a in layers[number].parameters.items()}
@@ -262,14 +262,14 @@ def _with(work: StepWork, plan: PlannedStage, state: Mapping[StageArray, Array])
 
 
 def _with_values(array: StageArray, state: Mapping[StageArray, Array]) -> StageArray:
-    if array not in state:  # it is frozen
+    if array not in state:  # the parameter is frozen
         return array
     values = state[array].reshape(array.rows, array.columns)
     return replace(array, payload=Buffer(values, DType.FP32), parts=())
 
 
 def _update(auditor: Auditor, step: LoggedStep, totals: Sums, state: _State) -> None:
-    """Do an optimizer step in fp32. Errors of coarser rounding could be as large as the update."""
+    """Run an optimizer step in fp32. Errors of coarser rounding could be as large as the update."""
     resident = step.work.resident
     assert resident is not None
     for (layer, name), gradient in totals.items():

@@ -43,17 +43,17 @@ def staged_model(
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
     plainly: Callable[[], AbstractContextManager[None]],
 ) -> StagedModel | None:
-    """Export the layers of a model as graphs and return a `StagedModel` that uses the graphs.
+    """Export a model's layers as graphs and return a `StagedModel` that uses them.
 
     Args:
         job: settings of the job; the method is `stages` or `auto`.
-        tiles: with the method `auto`, forecasts the duration of a step by tiles.
+        tiles: forecasts the duration of a step by tiles; used only with the method `auto`.
         stop: returns True if training must stop.
         note: called with messages for the user.
-        presence: called when no device can run a step, and when devices can run a step again.
-        own_products: returns the context manager in which the PS does its part of a step.
-        plainly: returns the context manager in which the model has its original modules. Graphs
-            that a later plan needs are exported in it.
+        presence: called when devices can no longer run a step, and when they can again.
+        own_products: returns the context manager in which the PS runs its part of a step.
+        plainly: returns a context manager that restores the model's original modules. Graphs that a
+            later plan needs are exported in this context.
 
     Returns:
         The staged model; None if the method is `auto` and the graphs cannot be exported.
@@ -108,7 +108,7 @@ def staged_model(
 def _late_slices(
     plainly: Callable[[], AbstractContextManager[None]], *args: Any, **options: Any
 ) -> ModelGraphs:
-    """Return `model_graphs` of a model, with slices of the loss that are exported in `plainly`."""
+    """Return `model_graphs(...)`, but export slices of the loss in the context `plainly()`."""
     graphs = model_graphs(*args, **options)
     if (export := graphs.slice_of_loss) is None:
         return graphs

@@ -1,4 +1,4 @@
-"""Convert a model's tensors to the inputs of steps by stages, and results to gradients."""
+"""Convert a model's tensors to inputs of steps by stages, and device results to tensors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
-_MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
-# A larger array is sent in parts of this size, so that other messages can be sent in between.
+_MESSAGE_BYTES: Final = 255 * 2**20  # size of the largest array that fits in one protocol message
+# Larger arrays are sent in parts of this size, so that other messages can be sent in between.
 _PART_BYTES: Final = 64 * 2**20
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
@@ -56,18 +56,18 @@ _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8
 class Sent:
     """Cache of graphs and frozen parameters in the wire format.
 
-    Devices retain an array as long as steps contain the same `StageArray` object. So the cache
+    Devices keep an array as long as steps contain the same `StageArray` object. So the cache
     returns the same object for a parameter until the parameter changes.
 
     Args:
         changing: whether the caller may change frozen parameters between steps without notice. If
-            so, every step hashes all frozen parameters to detect changes.
+            so, each step hashes all frozen parameters to detect changes.
     """
 
     def __init__(self, *, changing: bool = False) -> None:
         self._changing = changing
         self._graphs: dict[tuple[bytes, DType], StageGraph] = {}
-        # The last part of the key is the range of sent rows: first row and stop; None for all rows.
+        # The last part of the key is the range (first, stop) of sent rows; None for all rows.
         self._frozen: dict[tuple[int, DType, tuple[int, int] | None], _Frozen] = {}
 
     def graph(self, model: bytes, dtype: DType) -> StageGraph:
@@ -96,9 +96,9 @@ class Sent:
 
         Args:
             tensor: the whole parameter.
-            rows: first row and stop (exclusive) of the rows that are sent; None for all rows.
+            rows: first row and stop (exclusive) of the sent rows; None for all rows.
             values: the rows of `tensor` that are sent.
-            make: converts `values` to an array.
+            make: converts `values` to a wire array.
         """
         key = id(tensor), dtype, rows
         known = self._frozen.get(key)
@@ -108,7 +108,7 @@ class Sent:
         return known.array
 
     def keep_rows(self, rows: Collection[tuple[int, int]]) -> None:
-        """Remove all frozen rows of the LM head except `rows` from the cache."""
+        """Remove all frozen rows of the LM head from the cache, except the ranges in `rows`."""
         self._frozen = {k: held for k, held in self._frozen.items() if k[2] in {None, *rows}}
 
     def keep_only(self, tensors: Iterable[Tensor]) -> None:
@@ -117,7 +117,7 @@ class Sent:
         self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
 
 
-# The `id` of a parameter, and the rows that are sent: the first row and the stop; None for all.
+# `id` of a parameter, and the first row and the stop of the sent rows; None for all rows.
 _Key = tuple[int, tuple[int, int] | None]
 
 
@@ -128,33 +128,33 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    tensor: Tensor  # this reference ensures that no other tensor gets the same `id`
+    tensor: Tensor  # this reference keeps other tensors from getting the same `id`
     state: tuple[int, int]  # `_state` of the tensor when the array was made
     array: StageArray
 
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    tensor: Tensor  # this reference ensures that no other tensor gets the same `id`
+    tensor: Tensor  # this reference keeps other tensors from getting the same `id`
     digest: bytes
     array: StageArray
 
 
 class ModelWork:
-    """Converts a model's tensors to the inputs of steps by stages, and results to gradients.
+    """Converts a model's tensors to inputs of steps by stages, and device results to tensors.
 
     Graphs, frozen parameters and unchanged keyword arguments of layers (masks, position embeddings)
-    are the same objects in every step, so that devices retain them between steps.
+    are the same objects in each step, so that devices keep them between steps.
 
     Args:
-        model: causal language model of transformers.
+        model: transformers causal language model.
         graphs: graphs of the model's layers and loss.
         dtype: dtype of parameters and activations on the wire.
-        message_bytes: size in bytes above which a parameter is sent in several messages.
-        sent: cache that several `ModelWork` objects of one model may share; by default, a new one.
+        message_bytes: parameters larger than this number of bytes are sent in several messages.
+        sent: cache that all `ModelWork` objects of a model may share; a new cache by default.
 
     Attributes:
-        resident: the trained state that stays on devices, by parameter `id`; empty if the PS sends
+        resident: the trained state on devices, by parameter `id`; empty if the PS sends the
             parameters in each step.
     """
 
@@ -182,14 +182,14 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self.held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
-        # Arrays of trained parameters: those used in this step, those made for this step before it
-        # began, and those made for the next step.
+        # Arrays of trained parameters: those used in this step, those prepared for this step before
+        # it began, and those prepared for the next step.
         self._trained: dict[_Key, _Trained] = {}
         self._ready: dict[_Key, _Trained] = {}
         self._renewed: dict[_Key, _Trained] = {}
         self.resident: Mapping[int, ResidentParameter] = {}
-        # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
-        # may never occur again, so they are dropped.
+        # Keyword arguments of this step and the previous step, by digest. Older ones are dropped,
+        # because the masks of earlier batches may never occur again.
         self._extras: dict[bytes, StageArray] = {}
         self._extras_before: dict[bytes, StageArray] = {}
 
@@ -264,7 +264,7 @@ class ModelWork:
     def slices(
         self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
     ) -> list[SliceWork]:
-        """Return the `SliceWork` of each loss slice in `parts`. See `loss` for other arguments."""
+        """Return the `SliceWork` of each slice in `parts`. For the other arguments, see `loss`."""
         if not parts:
             return []
         self._sent.keep_rows([part.rows(self.vocabulary) for part in parts])
@@ -297,7 +297,7 @@ class ModelWork:
         )
 
     def graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
-        """Return the graphs of a slice of the loss. Slices of equal size share their graphs."""
+        """Return the graphs of a slice of the loss. Slices of equal size share graphs."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
             assert self.graphs.slice_of_loss is not None
@@ -306,7 +306,7 @@ class ModelWork:
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of rows of the LM head, which is the size of the vocabulary."""
+        """Return the vocabulary size, which is the number of rows of the LM head."""
         model: Any = self.model
         rows: int = model.get_output_embeddings().out_features
         return rows
@@ -322,7 +322,7 @@ class ModelWork:
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the LM head's FLOPs per token in the forward pass; 0 without a loss graph."""
+        """Return the LM head's forward FLOPs per token; 0 without a loss graph."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
         held = (self.held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
@@ -335,10 +335,11 @@ class ModelWork:
     def of_slices(
         self, payloads: Sequence[Any], targets: Tensor, scale: float
     ) -> tuple[float, StageArray]:
-        """Combine the forward results of all slices of the loss for one micro-batch.
+        """Combine the forward results of all loss slices for one micro-batch.
 
         Returns:
-            The loss, and the log-sum-exp over the vocabulary for the backward passes of the slices.
+            The loss, and the log-sum-exp over the vocabulary, which the slices' backward passes
+            need.
         """
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
@@ -346,7 +347,7 @@ class ModelWork:
         return loss, floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType | None = None) -> Tensor:
-        """Convert a device's payload in `dtype`, by default the wire dtype, to an fp32 tensor."""
+        """Convert a device's payload to an fp32 tensor. `dtype` is the wire dtype by default."""
         rows = int(np.prod(shape[:-1]))
         values = arrays.unpack(payload, rows, shape[-1], dtype or self.dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
@@ -359,8 +360,8 @@ class ModelWork:
         """Return the planner's cost model: FLOPs, bytes and memory of the layers and the loss.
 
         Args:
-            tokens: number of tokens in each micro-batch.
-            sequence: tokens per sequence.
+            tokens: number of tokens of each micro-batch.
+            sequence: number of tokens per sequence.
             gradients: wire dtype of parameter gradients.
         """
         width = self.graphs.calls[0].x.shape[-1]
@@ -407,7 +408,7 @@ class ModelWork:
         return kept_on_devices(model) if self.resident else model
 
     def _head_cost(self, gradients: DType) -> LayerCost:
-        """Return the cost of the LM head and the loss; all values are 0 without a loss graph."""
+        """Return the cost of the LM head and the loss; all 0 without a loss graph."""
         loss = self.graphs.loss
         if loss is None:
             return NO_COST
@@ -417,7 +418,7 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the size in bytes per token of layer arguments that differ between sequences."""
+        """Return the bytes per token of those layer arguments that differ between sequences."""
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -430,7 +431,7 @@ class ModelWork:
         return sum(self._extra_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return a run of layers on the PS with its FLOPs per token. Only active experts count."""
+        """Return a run of layers on the PS and its FLOPs per token with only active experts."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -463,10 +464,10 @@ class ModelWork:
     def _parameter(
         self, tensor: Tensor, of: Tensor | None = None, rows: tuple[int, int] | None = None
     ) -> StageArray:
-        """Convert a parameter to a wire array. A frozen parameter's array is cached.
+        """Convert a parameter to a wire array. The arrays of frozen parameters are cached.
 
         If `tensor` contains only some rows of a parameter, `of` is the whole parameter, and `rows`
-        are the first row and the stop.
+        contains the first row and the stop.
         """
         if (held := self.resident.get(id(tensor))) is not None:
             return held.weight
@@ -485,10 +486,10 @@ class ModelWork:
     def renewed(self, parameter: Tensor) -> dict[StageArray, StageArray]:
         """Convert an updated parameter to wire arrays before the next step begins.
 
-        The next step uses the new arrays, unless the parameter changes again.
+        The next step uses these arrays unless the parameter changes again.
 
         Returns:
-            A mapping from the parameter's wire arrays in the last step to the new wire arrays.
+            A mapping from the parameter's wire arrays in the last step to its new wire arrays.
         """
         found: dict[StageArray, StageArray] = {}
         for key, held in self._trained.items():
@@ -499,7 +500,7 @@ class ModelWork:
         return found
 
     def forget_renewed(self) -> None:
-        """Drop the arrays that `renewed` has made, because the next step does not use them."""
+        """Drop the arrays made by `renewed`, because the next step will not use them."""
         self._renewed = {}
 
     def _dtype_of(self, tensor: Tensor) -> DType:
@@ -508,7 +509,7 @@ class ModelWork:
         return DType.BF16 if narrow else self.dtype
 
     def graph(self, model: bytes) -> StageGraph:
-        """Return the `StageGraph` of a model that devices run in fp32."""
+        """Return the `StageGraph` of an ONNX model that devices run in fp32."""
         return self._sent.graph(model, DType.FP32)
 
     def outside(self) -> list[Tensor]:
@@ -517,11 +518,11 @@ class ModelWork:
         return [] if loss is None else [self.held_by_loss[name] for name in loss.parameters]
 
     def array_of(self, tensor: Tensor, dtype: DType) -> StageArray:
-        """Return a weight as a wire array. In fp32, the array shares the tensor's memory."""
+        """Return a weight's wire array. In fp32, the array shares the tensor's memory."""
         return self._matrix(tensor, dtype)
 
     def parameter(self, tensor: Tensor) -> StageArray:
-        """Return the wire array of a parameter of the whole model."""
+        """Return the wire array of a whole parameter."""
         return self._parameter(tensor)
 
     def _matrix(self, tensor: Tensor, dtype: DType | None = None) -> StageArray:
@@ -540,7 +541,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _extra_array(self, tensor: Tensor) -> StageArray:
-        """Return a layer argument's wire array; reuse an equal array of this or the last step."""
+        """Return a layer argument's wire array, reusing an equal array of this or the last step."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -555,7 +556,7 @@ class ModelWork:
 
 
 def floats(matrix: Any) -> StageArray:
-    """Return a wire array in fp32 with the values of a matrix."""
+    """Return an fp32 wire array with the values of a matrix."""
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
     return StageArray(rows, columns, "fp32", held)
@@ -593,7 +594,7 @@ def _forward_flops(part: LayerPart, tokens: int) -> int:
 
 
 def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
-    """Return the FLOPs per token of a backward pass that recomputes the forward pass.
+    """Return the FLOPs per token of a backward pass, including recomputing the forward pass.
 
     `cleave.workload.stages.LayerSizes` derives the same number from a model's configuration.
     """
@@ -602,16 +603,16 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that retained activations save.
+    """Return the FLOPs per token that a device saves by keeping activations.
 
-    These are the FLOPs of the forward pass, except those of attention scores.
+    These are the FLOPs of the forward pass without the attention scores.
     """
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
 def _attention_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of attention's two matrix multiplications in a forward pass.
+    """Return the FLOPs per token of attention's two matrix products in a forward pass.
 
-    The number of heads times the head size is assumed to equal the width of the activations.
+    The number of heads times the head size is assumed to equal the activation width.
     """
     return 4 * tokens * part.x.shape[-1] if part.attends else 0

@@ -58,14 +58,15 @@ from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.stored_steps import Returned, StoredStep
 from cleave.training.stages.suspicion import examined
 
-# Attempts at a step by stages before training fails, if the caller cannot compute the step itself.
+# Number of attempts at a step by stages before training fails, unless the caller can compute it.
 MOST_TRIES: Final = 3
 
-RETRY_S: Final = 10.0  # wait before a failed step is retried on the same devices
+RETRY_S: Final = 10.0  # seconds before a failed step is retried on the same devices
 
-_MOST_NAMED: Final = 3  # devices that are named in a message
+_MOST_NAMED: Final = 3  # maximum number of devices named in a message
 
-# Steps that the caller computes after a step by stages has failed, unless devices join or leave.
+# After a step by stages has failed, the caller computes this number of steps, unless devices join
+# or leave.
 RESTING_STEPS: Final = 10
 
 
@@ -99,43 +100,42 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """Result that tells the caller to compute the step without stages, and why."""
+    """Result that tells the caller to compute the step without stages, with the reason."""
 
     reason: str
 
 
 class StagedModel:
-    """Model whose loss and gradients are computed by stages on a fleet.
+    """A model whose loss and gradients are computed by stages on a fleet.
 
     Args:
         work: the model, its graphs, and the wire dtype of parameters and activations.
         planner: plans the stages for the connected devices.
         ps: speed of the PS.
-        gradients: wire dtype of parameter gradients; the wire dtype of `work` by default.
-        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster than
-            stages, the caller must compute the step. None to always train by stages.
+        gradients: wire dtype of parameter gradients; by default, the wire dtype of `work`.
+        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone would be faster
+            than stages, the caller must compute the step. None to always train by stages.
         auditor: audits a random selection of device results. If None, only suspicious results
             are checked.
         in_parts: returns a replacement of `work` in which each layer's attention and MLP are
             separate, for devices with too little memory for a layer. None to never split layers.
-        local_after_s: seconds without devices before the caller must compute a step; None to wait
-            for devices without limit.
+        local_after_s: seconds without devices after which the caller must compute a step; None to
+            wait for devices without limit.
         stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
             finish.
         note: called with messages for the user.
-        presence: called with `ABSENT` when no device can run a step, and with `PRESENT` when
-            devices can run a step again.
-        own_products: returns the context manager in which the PS does its part of a step; called
+        presence: called with `ABSENT` when devices can no longer run a step, and with `PRESENT`
+            when they can again.
+        own_products: returns the context manager in which the PS runs its part of a step; called
             with the IDs of the devices in the plan.
         loss_on: opens the graph of the loss on an accelerator of the PS; None to compute the PS's
             losses in PyTorch on the CPU.
 
     Attributes:
-        plans: the plans for the connected devices.
-        resident: the trained state that stays on devices; None if the PS sends parameters in each
-            step.
-        replays: audits of that state; None without audits.
-        work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
+        plans: plans the stages for the connected devices.
+        resident: the trained state on devices; None if the PS sends the parameters in each step.
+        replays: audits of the trained state on devices; None without audits.
+        work: the current `ModelWork`; after layers were split, the result of `in_parts`.
         passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
         predicted_s, audit_s, loss_s, sums_s: total seconds over all steps: predicted duration,
@@ -167,17 +167,17 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         self.replays: ReplayAudits | None = None
-        # Calls `keep_on_devices`, if a forecast for the next step says so.
+        # Calls `keep_on_devices` if the next step is predicted to be faster with state on devices.
         self._offered: Callable[[], None] | None = None
         self._planner = planner
-        self._wanted: UpdateWanted | None = None  # of a step that is not in the log
-        self._updates = False  # whether devices may do the update of this step
+        self._wanted: UpdateWanted | None = None  # set until the step's update is in the log
+        self._updates = False  # whether devices may already run this step's update
         self._returned: list[Returned] = []  # results of this step, for the log
         self._repeats: StoredStep | None = None  # the logged step that is being repeated
         self._resumes = False  # whether the next step is the first one after repeated steps
         self._moves = False  # whether the trained state moves to the devices of another plan
-        self._updated_s = 0.0  # time in the last step in which devices updated their weights
-        # The plan of the steps in the log; None if the log is empty.
+        self._updated_s = 0.0  # seconds in which devices updated their weights in the last step
+        # Plan of the steps in the log; None if the log is empty.
         self._log_plan: StagePlan | None = None
         self.plans = StagePlans(
             runtime,
@@ -197,13 +197,13 @@ class StagedModel:
         self._proven: set[int] = set()  # devices that returned a wrong result in this step
         self._faults: list[Fault] = []  # faults that audits of finished stages found in this step
         self._audited: set[int] = set()  # indices of the stages whose audits are done
-        self._watches: list[dict[int, Watch]] = []  # audits of the step, by stage and device
-        self._passes: deque[PassDone] = deque()  # passes not audited yet
-        self._buffers: dict[int, Tensor] = {}  # memory for gradients, by parameter `id`
+        self._watches: list[dict[int, Watch]] = []  # this step's audits, by stage and device
+        self._passes: deque[PassDone] = deque()  # passes that have not been audited yet
+        self._buffers: dict[int, Tensor] = {}  # reusable memory for gradients, by parameter `id`
         self._read = StepGradients(work, self.gradients_dtype)  # this step's gradients
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
-        # Devices that leave during a step may reconnect soon, so the step waits longer.
+        # Devices that leave during a step may reconnect soon, so the step waits longer for them.
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
@@ -223,11 +223,11 @@ class StagedModel:
         # Number of further steps that the caller computes, and the devices that failed.
         self._resting: tuple[int, tuple[int, ...]] = 0, ()
         self._renews = False  # whether the last step ran by stages
-        self._waited = False  # the last step waited in vain for devices; the next does not wait
+        self._waited = False  # whether the last step waited in vain, so the next does not wait
 
     @property
     def plan(self) -> StagePlan | None:
-        """Return the current plan for the connected devices; None if no plan exists."""
+        """Return the current plan for the connected devices; None if there is none."""
         return self.plans.plan
 
     def close(self) -> None:
@@ -239,28 +239,28 @@ class StagedModel:
             self.runtime.own_device.stop()
 
     def forecast_s(self, batch: Rows) -> float | NotByStages:
-        """Return the predicted time of a step by stages in seconds, for a batch of this shape."""
+        """Return the predicted time of a step by stages for a batch of this shape, in seconds."""
         plan = self._plan_for(batch)
         if plan is None or not self.plans.worthwhile:
-            return NotByStages("no plan fits the devices, or another method is faster")
+            return NotByStages("no plan is feasible, or another method is faster")
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
         """Compute a batch's loss and accumulate its gradients in the parameters' `grad`.
 
         Args:
-            learned: number of target tokens by which the summed loss is divided; by default the
-                number in the batch. With several servers, it is the number in the batches of all
-                servers, and the returned loss is this batch's share of the mean.
+            learned: number of target tokens by which the summed loss is divided; by default, the
+                number in the batch. With several servers, pass the number in the batches of all
+                servers. The returned loss is then this batch's share of the mean.
 
         Returns:
-            The loss, or `NotByStages` if no device can train layers, the connected devices failed
-            at this step or an earlier step, or another method is faster.
+            The loss, or `NotByStages` if no device can train layers, if the connected devices
+            failed in this or an earlier step, or if another method is faster.
 
         Raises:
             AbandonedError: if training must stop and the step is abandoned.
             FleetError: if the fleet cannot complete the step.
-            RolledBackError: if a replay audit found a lie; see `ReplayAudits`.
+            RolledBackError: if a replay audit found a wrong result; see `ReplayAudits`.
         """
         self._renews = False
         self._withdraw_unfinished()
@@ -330,23 +330,24 @@ class StagedModel:
         planner: StagePlanner = plan_resident,
         if_faster: bool = False,
     ) -> None:
-        """Let devices keep and update the weights and optimizer state of the layers.
+        """Make devices keep and update the layers' weights and optimizer state.
 
-        Afterwards, each step ends with `DeviceUpdates.update`, which `optimizer` calls. Before
-        anything else uses the weights or the optimizer state, call `sync`.
+        From now on, each step ends with `DeviceUpdates.update`, which `optimizer` calls. Call
+        `sync` before anything else uses the weights or the optimizer state.
 
         Args:
-            storage: where the PS keeps the snapshot and the log; None for memory.
+            storage: where the PS keeps the snapshot and the log; None to keep them in memory.
             planner: plans the stages from now on.
-            if_faster: whether to do so only if the next step is predicted to be faster, with the
-                devices that are then connected. Has no effect if the storage has logged steps.
+            if_faster: whether to decide at the next step: devices then keep the state only if this
+                is predicted to be faster with the connected devices. Ignored if `storage` has
+                logged steps.
 
         Raises:
             UsageError: if devices cannot update the layers.
         """
         if not self.runtime.keeps_state:
             raise UsageError(
-                "devices cannot keep the layers' state if a server on Ray trains the model; use "
+                "devices cannot keep the layers' state when a server on Ray trains the model; use "
                 "--state server"
             )
         storage = storage or StateStorage()
@@ -365,16 +366,19 @@ class StagedModel:
             )
         audited = (
             f"whenever the server has fetched this state, it repeats the steps of each stage with "
-            f"probability {rate:g}, and goes back to an earlier step if a device lied"
+            f"probability {rate:g}, and goes back to an earlier step if a result was wrong"
             if rate
-            else "their results are not audited: train on devices that you trust"
+            else "their results are not audited, so use only devices that you trust"
         )
         self._note(f"devices keep the layers' weights and optimizer state; {audited}")
-        self._auditor = Auditor(0.0)  # the PS cannot repeat steps without the present weights
+        self._auditor = Auditor(0.0)  # the PS cannot repeat steps without the current weights
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def _moves_state(self, batch: Rows, plan: StagePlan) -> bool:
-        """Let devices keep the state if that was offered and is predicted to be faster."""
+        """Move the state to devices if that was offered and is predicted to be faster.
+
+        Return True if the state has moved, so that the step must be planned again.
+        """
         offered, self._offered = self._offered, None
         if offered is None:
             return False
@@ -393,9 +397,9 @@ class StagedModel:
         return True
 
     def sync(self) -> None:
-        """Fetch the weights and optimizer state of the layers from devices.
+        """Fetch the layers' weights and optimizer state from devices.
 
-        Do nothing if no step has changed them since the last call.
+        Does nothing if no step has changed them since the last call.
 
         Raises:
             AbandonedError: if training must stop and no device can return the state.
@@ -409,14 +413,15 @@ class StagedModel:
         result = self._end_of_step()
         self._use_snapshot(Snapshot(self.resident.updates, result.state, result.holders))
         self._log_plan = None
-        if self.plans.planner is not self._planner:  # another division is possible from now on
+        if self.plans.planner is not self._planner:  # layers may now be divided differently
             self.plans.planner, self.plans.plan = self._planner, None
 
     def _withdraw_unfinished(self) -> None:
         """Undo a step that is not in the log.
 
-        Either its update was refused, for example because training diverged, or an exception such
-        as KeyboardInterrupt ended the update. Then devices may have done it, and drop their state.
+        Such a step exists if its update was refused, for example because training diverged, or if
+        an exception such as KeyboardInterrupt interrupted the update. After an interruption,
+        devices may have run the update, so they must drop their state.
         """
         if self._wanted is None:
             return
@@ -447,7 +452,7 @@ class StagedModel:
         return self._wanted.squares
 
     def _update(self, rate: float, clip: float) -> None:
-        """Let devices do the optimizer step, and add the step to the log."""
+        """Run the optimizer step on devices and add the step to the log."""
         assert self.resident is not None
         assert self._step_work is not None
         self.resident.changing()
@@ -500,22 +505,22 @@ class StagedModel:
 
     @property
     def undoable(self) -> int:
-        """Return the number of steps since the last verified state; 0 if none can be undone."""
+        """Return the number of steps since the last verified state; 0 if no step can be undone."""
         if self.resident is None or self.replays is None:
             return 0
         return self.resident.updates - self.replays.verified
 
     def settle(self) -> None:
-        """Fetch the state from the devices, and wait until all audits have ended.
+        """Fetch the state from devices, and wait until all audits have ended.
 
         Raises:
-            RolledBackError: if an audit found a lie.
+            RolledBackError: if an audit found a wrong result.
         """
         self.sync()
         self._roll_back_if_due(wait=True)
 
     def _roll_back_if_due(self, *, wait: bool = False) -> None:
-        """If a replay audit found a lie, undo all steps since the last verified snapshot.
+        """If a replay audit found a wrong result, undo all steps since the last verified snapshot.
 
         Args:
             wait: whether to wait for audits in progress.
@@ -528,10 +533,10 @@ class StagedModel:
         self._quarantine(lie.blamed)
         for fault in lie.faults if not lie.blamed else ():
             self._note(
-                f"a device returned a wrong result, but the stage has changed devices, so it is "
-                f"not known which one: {fault.reason}"
+                f"a device returned a wrong result, but it is not known which device, because the "
+                f"stage has moved between devices: {fault.reason}"
             )
-        self.runtime.end_steps()  # all state on devices may follow from the lie
+        self.runtime.end_steps()  # all state on devices may depend on the wrong result
         steps = self.replays.roll_back()
         self._begin_again()
         self._log_plan = None
@@ -544,7 +549,7 @@ class StagedModel:
                 case StepResult() as result:
                     return result
                 case StepFailed(reason):
-                    self.runtime.end_steps()  # some devices may have done the update
+                    self.runtime.end_steps()  # some devices may have run the update
                     raise FleetError(f"the step by stages cannot be completed: {reason}")
 
     def _not_by_stages(self, reason: str) -> NotByStages:
@@ -555,8 +560,8 @@ class StagedModel:
     def updated(self, parameter: Tensor) -> None:
         """Send a parameter's new value to the devices that trained it in the last step.
 
-        The caller calls this method for each parameter that the optimizer has updated, so that
-        devices receive the first layers while the last ones are still being updated.
+        Call this for each parameter that the optimizer has updated. Devices then receive the first
+        layers while the last layers are still being updated.
         """
         if self._renews:
             self.runtime.renew(self.work.renewed(parameter))
@@ -578,16 +583,16 @@ class StagedModel:
         self._moves = self.plans.learn(step_s, own_s, loss_s, stays=self._log_plan is not None)
 
     def _begin_again(self) -> None:
-        """Discard the plan of a failed step, and the gradients of all parameters."""
+        """Discard a failed step's plan and the gradients of all parameters."""
         self.plans.plan = None
         for parameter in self.work.model.parameters():
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Wait, then return True to retry a step; return False if the caller must compute it."""
+        """Wait and return True to retry a step, or return False if the caller must compute it."""
         there = self.plans.devices().keys()
         if self._local_after_s is not None:
-            self._say(f"the next {RESTING_STEPS} steps go without stages: {reason}")
+            self._say(f"running the next {RESTING_STEPS} steps without stages: {reason}")
             self._resting = RESTING_STEPS - 1, tuple(sorted(there))
             return False
         if failed >= MOST_TRIES:
@@ -599,13 +604,13 @@ class StagedModel:
                 raise AbandonedError("training is stopping")
             try:
                 self.runtime.next_outcome(LOOK_S)
-            except FleetError as error:  # in virtual time: no future event can help
+            except FleetError as error:  # in virtual time: no event that could help will follow
                 raise FleetError(f"{error}: {reason}") from error
             waited_s += LOOK_S
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Run the PS's layers before the first stage and return the first stage's inputs."""
+        """Run the PS's layers before the first stage, and return the first stage's inputs."""
         self.passes.forget()
         if self._ps_loss is not None:
             self._ps_loss.forget()
@@ -625,10 +630,10 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
-        """Return the `StepWork` of a step: everything that the fleet needs to run the step.
+        """Return the `StepWork` of a step, which contains all that the fleet needs to run it.
 
         Args:
-            embedded: for each micro-batch, the input of the first stage.
+            embedded: the first stage's input for each micro-batch.
             scale: factor by which each token's loss is multiplied.
         """
         targets = [part.targets for part in parts]
@@ -671,10 +676,10 @@ class StagedModel:
     def _step(
         self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
     ) -> tuple[StepResult | UpdateWanted | None, dict[int, float]]:
-        """Run a step on the fleet. Return the step's result, and losses by micro-batch.
+        """Run a step on the fleet. Return its result, and losses by micro-batch.
 
-        Only losses that the PS computed are returned. If the audit of a stage finds a fault, the
-        result is None and the fault is in `_faults`.
+        The losses are only those that the PS computed. If the audit of a stage finds a fault, the
+        result is None, and the fault is in `_faults`.
         """
         self.runtime.begin_step(work)
         self._faults, self._audited, self._loss_before_s = [], set(), self.loss_s
@@ -685,7 +690,7 @@ class StagedModel:
             outcome, began_s = self.next_outcome(), time.perf_counter()
             if isinstance(outcome, StageDone):
                 self._take_early(work, outcome)
-            if self._faults:  # the step must be repeated without the device
+            if self._faults:  # the step must be repeated without the faulty device
                 self.runtime.withdraw_step()
                 return None, losses
             match outcome:
@@ -727,7 +732,8 @@ class StagedModel:
     ) -> StageArray:
         """Run the PS's part of a micro-batch pass, and return its output for the devices.
 
-        After the last layer, this is a forward and a backward pass. Its loss is added to `losses`.
+        After the last layer, the PS runs both a forward and a backward pass, and adds the loss to
+        `losses`.
         """
         if not isinstance(returned, OutputReady):
             return self._passed_on(returned, work, embedded)
@@ -759,12 +765,12 @@ class StagedModel:
         return self.work.activation(made)
 
     def _buffers_of_step(self) -> dict[int, Tensor] | None:
-        """Return memory to reuse for gradients; None if a parameter's `grad` may still use it."""
+        """Return reusable memory for gradients; None if a parameter's `grad` may still use it."""
         clear = all(parameter.grad is None for parameter in self.work.model.parameters())
         return self._buffers if clear else None
 
     def _take_early(self, work: StepWork, done: StageDone) -> None:
-        """Audit a stage, and read its gradient sums, while devices work on other stages."""
+        """Audit a stage and read its gradient sums while devices work on other stages."""
         while any(each.stage == done.number for each in self._passes):
             self._audit_pass()
         began_s = time.perf_counter()
@@ -777,7 +783,7 @@ class StagedModel:
         self.sums_s += time.perf_counter() - audited_s
 
     def _audit_pass(self) -> PassDone:
-        """Audit the oldest unaudited pass as far as `Auditor.passed` can, and return the pass."""
+        """Run the part of `Auditor.passed` for the oldest unaudited pass, and return the pass."""
         began_s = time.perf_counter()
         assert self._step_work is not None
         done = self._passes.popleft()
@@ -793,7 +799,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         losses: dict[int, float],
     ) -> float:
-        """Accumulate a step's gradients in the parameters' `grad` and return the step's loss."""
+        """Accumulate a step's gradients in the parameters' `grad`, and return the step's loss."""
         dx = [
             self.passes.backward(0, n, self.work.tensor(payload, embedded[n].x.shape))
             for n, payload in sorted(result.dx.items())
@@ -811,7 +817,7 @@ class StagedModel:
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return all layers' trained parameters without duplicates; the PS's layers come last."""
+        """Return the trained parameters of all layers without duplicates, the PS's layers last."""
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -821,14 +827,14 @@ class StagedModel:
         return list(dict.fromkeys(found))
 
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
-        """Audit a step that cannot be repeated; raise FleetError if a result is wrong."""
+        """Audit a step that cannot be repeated. Raise FleetError if a result is wrong."""
         faults = self._auditor.faults(work, result, self._proven, watches=self._watches)
         for fault in faults:
             self.runtime.quarantine(fault.device, fault.reason)
         if faults:
             raise FleetError(
-                f"device {faults[0].device} is quarantined: {faults[0].reason}; nothing of this "
-                f"backward pass was used, do the step again"
+                f"device {faults[0].device} is quarantined: {faults[0].reason}; no result of this "
+                f"backward pass was used, so run the step again"
             )
 
     def _embedded(self, batch: Rows, parts: Sequence[Rows]) -> tuple[Tensor, list[Embedded]]:
@@ -847,7 +853,7 @@ class StagedModel:
         ]
 
     def embed(self, part: Rows) -> Embedded:
-        """Run the model's embedding locally and return the arguments of all layers."""
+        """Run the model's embedding locally, and return the arguments of all layers."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
@@ -879,10 +885,13 @@ class StagedModel:
         return float(loss.detach()), y.grad
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
-        """Return a plan for the connected devices. If none fits, wait until more join.
+        """Return a plan for the connected devices. If none is feasible, wait until devices join.
 
-        Return `NotByStages` if the caller must compute the step. Raise AbandonedError if training
-        must stop.
+        Returns:
+            The plan, or `NotByStages` if the caller must compute the step.
+
+        Raises:
+            AbandonedError: if training must stop.
         """
         waited_s = 0.0
         while True:
@@ -907,12 +916,12 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the plan for a batch. Divide layers if devices lack memory for whole layers."""
+        """Return the plan for a batch. Split layers if devices lack memory for whole layers."""
         if self._resumes and self._log_plan is not None:
             self._resumes = False
             self._resume(self._log_plan, batch)
         if self._log_plan is not None:
-            # `StageStep` replaces devices that left. `plan` may have a newer forecast.
+            # `StageStep` replaces devices that have left. `plan` may have a newer forecast.
             return self.plan or self._log_plan
         try:
             return self.plans.plan_for(batch.ids, self.work)
@@ -928,10 +937,10 @@ class StagedModel:
             return self._plan_for(batch)
 
     def _resume(self, logged: StagePlan, batch: Rows) -> None:
-        """Assign the stages of logged steps to the devices that are connected now.
+        """Assign the stages of the logged steps to the devices that are connected now.
 
-        Wait until as many devices as stages are connected, but not longer than `RETURN_S` once the
-        first device is connected.
+        Wait until there is a device for each stage, but at most `RETURN_S` seconds after the first
+        device is connected.
         """
         waited_s = 0.0
         while (there := len(self.plans.devices())) < len(logged.stages) and waited_s < RETURN_S:
@@ -939,7 +948,7 @@ class StagedModel:
                 raise AbandonedError("training is stopping")
             try:
                 self.runtime.next_outcome(LOOK_S)
-            except FleetError:  # in virtual time: no device will come
+            except FleetError:  # in virtual time: no further device will join
                 break
             self._note_presence(there=bool(there))
             waited_s += LOOK_S if there else 0.0
@@ -947,7 +956,11 @@ class StagedModel:
         self.plans.plan_for(batch.ids, self.work)
 
     def _note_presence(self, *, there: bool) -> None:
-        """Call `presence` if `there` (whether devices can run a step) has changed."""
+        """Call `presence` if `there` has changed since the last call.
+
+        Args:
+            there: whether devices can run a step.
+        """
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
@@ -960,17 +973,17 @@ class StagedModel:
             self._note(f"{who} left during a step, so other devices repeated its unfinished work")
 
     def _say(self, text: str) -> None:
-        """Report a message to the user, unless it equals the last message."""
+        """Report a message to the user unless it equals the last message."""
         if text != self._said:
             self._said = text
             self._note(text)
 
     def cut(self, batch: Rows) -> list[Rows]:
-        """Split a batch into as many micro-batches as the plan has."""
+        """Split a batch into the plan's number of micro-batches."""
         return batch.cut(self.plans.micro_batches)
 
     def next_outcome(self) -> StageOutcome:
-        """Return the step's next request or result; check suspicious results while waiting.
+        """Return the step's next request or result. Check suspicious results while waiting.
 
         Raises:
             AbandonedError: if training must stop and the step is abandoned.
@@ -981,7 +994,7 @@ class StagedModel:
         while True:
             try:
                 outcome = self.runtime.next_outcome(0.0 if self._passes else LOOK_S)
-            except FleetError as error:  # in virtual time: no future event can help
+            except FleetError as error:  # in virtual time: no event that could help will follow
                 if not local:
                     raise
                 self.runtime.end_steps()
@@ -1002,7 +1015,7 @@ class StagedModel:
                 self._note_presence(there=left_s <= LOOK_S)
             if local and left_s > self._left_after_s:
                 self.runtime.end_steps()
-                raise StageFailedError("all devices that train whole layers left")
+                raise StageFailedError("all devices that can train whole layers have left")
             if self._stop():
                 stopping_s += LOOK_S
                 if stopping_s >= STEP_END_S or not self.plans.devices():

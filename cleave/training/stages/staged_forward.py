@@ -1,8 +1,8 @@
 """Training by stages in the caller's own loop: `cleave.offload(model, fleet, method="stages")`.
 
-A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
-computes the rest locally. The backward pass returns the gradients of all layers at once. If the
-model has changed since its graphs were exported, the next forward pass exports new graphs.
+A forward pass records the layers' keyword arguments, runs all layers on the fleet, and computes the
+rest locally. The backward pass returns the gradients of all layers at once. If the model has
+changed since its graphs were exported, the next forward pass exports them again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "return_dict", "logits_to_keep", "output_attentions",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
-_MOST_KEPT: Final = 8  # cached sets of graphs, such as with and without adapters
+_MOST_KEPT: Final = 8  # maximum number of cached graph sets, such as with and without adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class _Called:
 
 
 class StagedForward:
-    """Replacement of a model's forward pass that runs the layers on a fleet, by stages.
+    """Replacement of a model's forward pass that runs the layers on a fleet by stages.
 
     Args:
         audit: probability of an output audit, per device, stage and step.
-        local_after_s: seconds without devices before the layers run locally; None to wait for
+        local_after_s: seconds without devices after which layers run locally; None to wait for
             devices without limit.
     """
 
@@ -90,9 +90,9 @@ class StagedForward:
         self._signature = inspect.signature(self._plain_forward)
         self._sent = Sent(changing=True)
         self._speeds: dict[DType, PsCompute] = {}
-        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # least recent first
+        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # least recently used first
         self._under_way: _Pass | None = None
-        self._here = False  # whether the last log message said that layers run locally
+        self._here = False  # whether the last log message said that layers now run locally
 
     def close(self) -> None:
         """End the current step and tell devices to drop all arrays of the model."""
@@ -100,7 +100,7 @@ class StagedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass with the layers on the fleet, or locally as a fallback."""
-        # The plan already decides which activations devices recompute.
+        # The plan decides which activations devices recompute.
         with _without_checkpointing(self._model):
             found = self._forward(args, kwargs)
         return self._plain_forward(*args, **kwargs) if found is None else found
@@ -128,10 +128,10 @@ class StagedForward:
         if positions is not None:
             positions = positions.expand(ids.shape)
             if bool((positions == torch.arange(ids.shape[1])).all()):
-                positions = None  # the model's default positions are the same
+                positions = None  # these are the model's default positions
             elif mask is None and keeps:
-                # With a key-value cache, a model ignores document boundaries. Without one, a mask
-                # with which each sequence is one document gives the same output.
+                # With a key-value cache, a model ignores document boundaries. Without a cache, a
+                # mask that makes each sequence one document gives the same output.
                 mask = torch.ones_like(ids)
         if mask is not None and positions is None and bool(mask.all()):
             mask = None  # transformers also ignores a mask without padding
@@ -139,8 +139,8 @@ class StagedForward:
             return self._on_fleet(Rows(ids, ids, mask, positions), args, kwargs)
         except LayerGraphError as error:
             raise UsageError(
-                f"{type(self._model).__name__} cannot be trained by stages: {error}; mend that, or "
-                f"offload it by tiles"
+                f"{type(self._model).__name__} cannot be trained by stages: {error}; fix this, or "
+                f"offload the model by tiles"
             ) from error
 
     def _on_fleet(self, batch: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,19 +169,22 @@ class StagedForward:
         return found
 
     def fall_back(self, one: _Pass, error: StageFailedError) -> None:
-        """End a pass that failed on the fleet; raise FleetError unless layers may run locally."""
+        """End a pass that failed on the fleet. Raise FleetError unless layers may run locally."""
         if self.local_after_s is None:
             raise FleetError(str(error)) from error
         self.end(one)
         self.tell(str(error))
 
     def tell(self, why_here: str) -> None:
-        """Log once why layers run locally, or that they run on the fleet if `why_here` is empty."""
+        """Log why layers run locally or, if `why_here` is empty, that they run on the fleet again.
+
+        Repeated messages are skipped.
+        """
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
         if self._here:
-            _log.warning("%s; computing layers here until devices join", why_here)
+            _log.warning("%s; running layers locally until devices join", why_here)
         else:
             _log.info("devices have joined; their layers run on the fleet again")
 
@@ -191,8 +194,8 @@ class StagedForward:
             cast = torch.get_autocast_dtype("cpu")
             if cast is not torch.bfloat16:
                 raise UsageError(
-                    f"autocast is on with {cast}, and stages travel in bfloat16 or float32; use "
-                    f"one of these, or offload(..., method='tiles')"
+                    f"autocast is on with {cast}, but stages support only bfloat16 and float32; "
+                    f"use one of these, or offload(..., method='tiles')"
                 )
             dtype = DType.BF16
         state = model_state(self._model, decoder_layers(self._model))
@@ -206,11 +209,11 @@ class StagedForward:
         return self._staged[called]
 
     def _new(self, called: _Called) -> StagedModel:
-        """Export the current layers as graphs and return a `StagedModel` that uses the graphs."""
-        # The model itself interprets the position IDs, as in a local forward pass.
+        """Export the current layers as graphs and return a `StagedModel` that uses them."""
+        # The model itself interprets position IDs, as in a local forward pass.
         by = PackedBy.POSITIONS if called.packed else None
         cache = GraphCache.of_user()
-        # Graphs compute in fp32.
+        # Graphs compute in fp32, so they are exported without autocast.
         with plain(self._model), torch.autocast("cpu", enabled=False):
             graphs = model_graphs(
                 self._model, called.tokens, cache,
@@ -244,10 +247,10 @@ class StagedForward:
 
 
 def _unmerge_disabled_adapters(model: nn.Module) -> None:
-    """Unmerge the disabled adapters of peft, as the forward pass of their layers does.
+    """Unmerge disabled peft adapters, as their layers' forward pass would do.
 
-    The rounding of the restored weights depends on autocast. So the adapters must be unmerged under
-    the caller's autocast, and not while layers are exported without autocast.
+    The rounding of the restored weights depends on autocast. So the adapters must be unmerged with
+    the caller's autocast setting, and not while layers are exported without autocast.
     """
     each: Any
     for each in model.modules():
@@ -257,7 +260,7 @@ def _unmerge_disabled_adapters(model: nn.Module) -> None:
 
 @contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Disable transformers' activation checkpointing within the context."""
+    """Return a context manager that disables transformers' activation checkpointing."""
     those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     # Checkpointing also installs a hook that sets `requires_grad` of the embedding's output.
     hooks = [
@@ -286,7 +289,7 @@ def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsComput
 
 @dataclass(eq=False)
 class _Pass:
-    """One forward pass of all layers, and the backward pass that follows."""
+    """A forward pass through all layers and its backward pass."""
 
     owner: StagedForward
     staged: StagedModel
@@ -298,10 +301,10 @@ class _Pass:
     plan: StagePlan | None = None
     step: StepWork | None = None
     x: Tensor | None = None
-    values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
+    values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors, by `id`
 
     def prepare(self, batch: Rows) -> None:
-        """Plan the stages and record the arguments of the layers for each micro-batch."""
+        """Plan the stages and record the layers' arguments for each micro-batch."""
         plan = self.staged.planned(batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(batch)
@@ -309,7 +312,7 @@ class _Pass:
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def _split(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Split a tensor of the batch into one tensor for each micro-batch."""
+        """Split a tensor of the batch into one tensor per micro-batch."""
         return torch.split(tensor, [len(part.ids) for part in self.parts])
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
@@ -354,30 +357,31 @@ class _Pass:
         return torch.cat([outputs[number] for number in range(len(self.parts))])
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the gradient of the first layer's input, and the parameter gradients by `id`.
+        """Return the gradient of the first layer's input, and parameter gradients by `id`.
 
         Args:
             dy: gradient of the last layer's output.
 
         Raises:
-            UsageError: if the backward pass has already run, the forward pass was abandoned, or a
-                weight has changed since the forward pass.
-            FleetError: if the fleet cannot complete the pass, or a device returns a wrong result.
+            UsageError: if the backward pass has already run, if the forward pass was abandoned, or
+                if a weight has changed since the forward pass.
+            FleetError: if the fleet cannot complete the pass, or if a device returned a wrong
+                result.
         """
         if self.done:
             raise UsageError(
-                "by stages, a forward pass allows one backward pass, which was already done"
+                "a model offloaded by stages allows only one backward pass per forward pass"
             )
         self.done = True
         if self.given_up or self.step is None:
             raise UsageError(
-                "the backward pass of a forward pass after which there was another one: by stages, "
-                "each forward pass is followed by its backward pass"
+                "another forward pass ran before this backward pass; with a model offloaded by "
+                "stages, run each backward pass right after its forward pass"
             )
         if self._values() != self.values:
             raise UsageError(
-                "weights of the model's layers were changed between a forward pass and its "
-                "backward pass; change them after the backward pass"
+                "the weights of the model's layers changed between a forward pass and its backward "
+                "pass; change them only after the backward pass"
             )
         staged, work, passes = self.staged, self.staged.work, self.staged.passes
         try:
@@ -396,7 +400,7 @@ class _Pass:
         return torch.cat(dx), passes.add_gradients(found.total())
 
     def _values(self) -> dict[int, bytes]:
-        """Return the digest of each parameter and buffer of the layers, by the tensor's `id`."""
+        """Return the digest of each parameter and buffer of the layers, by tensor `id`."""
         held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
         return {id(tensor): content(tensor) for tensor in held}
 

@@ -1,7 +1,8 @@
 """Replace a model's forward pass with one that runs by stages on the fleet.
 
-The class of the model object is replaced with a subclass, whose `forward` runs on the fleet. If a
-library has wrapped `forward`, the wrapper calls the original `forward` once the model is restored.
+`go_by_stages` replaces the class of the model object with a subclass whose `forward` runs on the
+fleet. If a library has wrapped `forward`, the wrapper calls the original `forward` once the model
+is restored.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ def passes_of(model: nn.Module) -> Any:
 
 
 def go_by_stages(model: nn.Module, passes: Callable[..., Any]) -> None:
-    """Replace a model's `forward` with a `StagedForward`, until `go_plainly` is called."""
+    """Replace a model's `forward` with a `StagedForward` until `go_plainly` is called."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
 
 def go_plainly(model: nn.Module) -> None:
-    """Undo `go_by_stages`: restore the model's class."""
+    """Undo `go_by_stages` by restoring the model's class."""
     object.__delattr__(model, ATTRIBUTE)
     model.__class__ = type(model).__mro__[1]
 
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Return a context manager in which a model offloaded by stages has its original forward pass.
+    """Return a context manager that restores an offloaded model's original forward pass.
 
     Wrappers around `forward` and hooks registered on the model object are also disabled.
     """
@@ -58,7 +59,7 @@ def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a model's class whose `forward` calls the model's `StagedForward`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A forward wrapper may still call this function after the model is restored.
+        # A wrapper may still call this function after the model is restored.
         passes = passes_of(self) or kind.forward.__get__(self)
         return passes(*args, **kwargs)
 
@@ -67,7 +68,7 @@ def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
         held = {name: value for name, value in vars(self).items() if name != ATTRIBUTE}
         return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
-    # Libraries inspect the signature of `forward`. With the `__wrapped__` of `functools.wraps`,
+    # Libraries inspect the signature of `forward`. If `functools.wraps` set `__wrapped__`,
     # libraries would unwrap `forward` and bypass the fleet.
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     forward.__doc__ = kind.forward.__doc__

@@ -1,7 +1,7 @@
 """The log of steps from which trained state on devices can be rebuilt.
 
-It holds the activations and gradients that crossed the server in each step, so it is much larger
-than the memory of a small server. Each step is in a file of its own.
+The log holds the activations and gradients that passed through the server in each step, so it is
+much larger than the memory of a small server. Each step has its own file.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ _NAME: Final = re.compile(r"step-(\d{6,})\.log")
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """The files of a log that a restarted server continues.
+    """The files of a log that a server continues after a restart.
 
     Attributes:
-        path: the folder, which exists only if it has files.
+        path: the folder. It exists only if it contains files.
     """
 
     path: Path
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all steps with a file, in order."""
+        """Return the numbers of all steps that have a file, in ascending order."""
         found = [_NAME.fullmatch(each.name) for each in self.path.glob("step-*.log")]
         return sorted(int(name[1]) for name in found if name)
 
     def write(self, number: int, step: StoredStep) -> StoredStep:
-        """Write the step with this number, and return it with its arrays in the file."""
+        """Write the file of step `number`. Return the step with its arrays mapped from the file."""
         own_folder(self.path)
-        # The file has names by which devices return, and these are secret.
+        # The file contains secret names that devices need to return. So only the owner may read it.
         write_atomically(self._of(number), step.pack(), 0o600, sync=False)
         return StoredStep.read(self._of(number)) or step
 
     def after(self, number: int) -> list[StoredStep]:
-        """Return all steps after step `number`, until one is missing or damaged."""
+        """Return the steps after step `number`, up to the first that is missing or damaged."""
         found: list[StoredStep] = []
         while (step := StoredStep.read(self._of(number + len(found) + 1))) is not None:
             found.append(step)
         return found
 
     def kept(self) -> Sequence[KeptState]:
-        """Return the trained state on devices after the last step."""
+        """Return the trained state that devices kept after the last step."""
         last = StoredStep.read(self._of(numbers[-1])) if (numbers := self.numbers()) else None
         return last.kept if last is not None else ()
 
     def keep(self, numbers: range) -> None:
-        """Remove the files of all other steps."""
+        """Remove the files of all steps that are not in `numbers`."""
         for number in self.numbers():
             if number not in numbers:
                 self._of(number).unlink(missing_ok=True)
@@ -69,13 +69,13 @@ class StepLog:
     """The steps since a snapshot.
 
     Args:
-        folder: where the files are; None to keep all steps in memory. In a folder that is not a
-            `LogFolder`, files have no names; see `mapped_copy`.
-        note: called with a message if a step stays in memory, because it cannot be written.
+        folder: folder of the files; None to keep all steps in memory. If it is a `Path`, the log
+            uses unnamed temporary files; see `mapped_copy`.
+        note: called with a message if a step stays in memory because it cannot be written.
 
     Attributes:
         steps: the steps, oldest first.
-        nbytes: size of the logged activations and gradients.
+        nbytes: total size of the logged activations and gradients in bytes.
     """
 
     def __init__(self, folder: LogFolder | Path | None, note: Callable[[str], None]) -> None:
@@ -86,29 +86,29 @@ class StepLog:
         self._sizes: list[int] = []
 
     def add(self, number: int, work: StepWork, resident: Resident, step: StoredStep) -> StoredStep:
-        """Add a step after all devices have done its updates.
+        """Add a step after all devices have run its updates.
 
         Args:
-            number: the step's number in the run.
+            number: number of the step in the run.
             work: the step's layers and their arguments.
 
         Returns:
-            The step, with its arrays in a file if they could be written.
+            The step, with its arrays mapped from a file if the file could be written.
         """
         size = sum(a.nbytes for each in (*step.x, *step.dy) for a in each.values())
         try:
             step = self._written(number, step)
-        except OSError as error:  # for example, the disk is full
+        except OSError as error:  # for example, because the disk is full
             self._note(f"the log of steps stays in memory, because it cannot be written: {error}")
         self._add(work, resident, step, size)
         return step
 
     def repeat(self, work: StepWork, resident: Resident, step: StoredStep) -> None:
-        """Add a step that an earlier process did, and that is in a file already."""
+        """Add a step that an earlier process ran and wrote to a file."""
         self._add(work, resident, step, 0)
 
     def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
-        # Keep only what devices need to repeat passes. `x` gives the dtype of activations.
+        # Keep only what devices need to repeat passes. `x` also provides the dtype of activations.
         x = list(step.x[0].values())
         work = replace(work, x=x, resident=resident, loss=None, slices=(), slice_works=())
         self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))
@@ -116,7 +116,7 @@ class StepLog:
         self.nbytes += size
 
     def forget(self, count: int) -> None:
-        """Remove the `count` oldest steps, which a newer snapshot contains."""
+        """Remove the `count` oldest steps, because a newer snapshot contains them."""
         self.steps = self.steps[count:]
         self.nbytes -= sum(self._sizes[:count])
         del self._sizes[:count]

@@ -1,7 +1,7 @@
 """Logged steps in files, from which a restarted server rebuilds trained state on devices.
 
-A file has the length of a description, the description in msgpack, the arrays, and a checksum. A
-damaged file, for example after a power loss, ends the log.
+A file contains the length of a description, the description in msgpack, the arrays, and a checksum.
+A file that is damaged, for example by a power loss, ends the log.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class StoredStep:
     Attributes:
         rate: learning rate of the step.
         bounds: for each stage, the numbers of its first layer and of the layer after its last.
-        x, dy, scalars: what devices need; see `LoggedStep`.
+        x, dy, scalars: what devices need to repeat the step; see `LoggedStep`.
         returned: what devices returned during the passes, in the order in which the PS used it.
         dx: gradients of the first stage's inputs, by micro-batch.
         squares: sum of the squared elements of all gradients on devices.
-        kept: the trained state on devices after the step.
+        kept: the trained state that devices kept after the step.
     """
 
     rate: float
@@ -56,7 +56,7 @@ class StoredStep:
         return len(self.x[0])
 
     def pack(self) -> Iterator[memoryview]:
-        """Yield the contents of a file with this step."""
+        """Yield the contents of the step's file."""
         arrays = [a for each in (*self.x, *self.dy) for a in each.values()] + [*self.scalars]
         payloads = [a.payload for a in arrays] + [one.payload for one in self.returned]
         parts = [packed(payload) for payload in (*payloads, *self.dx.values())]
@@ -84,7 +84,7 @@ class StoredStep:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Map a file with a step into memory. Return None if the file is missing or damaged."""
+        """Return the step in a file, which is mapped into memory; None if missing or damaged."""
         try:
             with path.open("rb") as file:
                 return cls.unpacked(mapped(file))
@@ -93,7 +93,7 @@ class StoredStep:
 
     @classmethod
     def unpacked(cls, held: memoryview) -> Self | None:
-        """Return the step in the contents of a file. Return None if the contents are damaged."""
+        """Return the step in the contents of a file; None if the contents are damaged."""
         body, end = held[: -_CHECKSUM.size], held[-_CHECKSUM.size :]
         if len(body) < _LENGTH.size or _CHECKSUM.pack(zlib.crc32(body)) != end:
             return None
@@ -104,7 +104,7 @@ class StoredStep:
         arrays = iter(
             [
                 StageArray(rows, columns, dtype, payload)
-                # `strict` would take another payload from the iterator
+                # With `strict`, zip would take one payload too many from the iterator.
                 for (rows, columns, dtype), payload in zip(said["arrays"], payloads, strict=False)
             ]
         )
@@ -147,7 +147,7 @@ def _returned(kind: int, stage: int, batch: int, payload: memoryview) -> Returne
 
 
 def cut(body: memoryview, sizes: Iterable[int]) -> Iterator[memoryview]:
-    """Yield consecutive parts with these sizes in bytes."""
+    """Yield consecutive parts of `body` with the given sizes in bytes."""
     first = 0
     for size in sizes:
         yield body[first : first + size]

@@ -1,10 +1,10 @@
 """Checks of suspicious device results: the PS recomputes a result before training uses it.
 
-`cleave.scheduler.stages.step` withholds a result that is not finite, is much larger than usual, or
-has no known usual magnitude. A device is blamed only if all of these conditions hold:
+`cleave.scheduler.stages.step` withholds a result that is not finite or is much larger than usual,
+or whose usual magnitude is not yet known. A device is blamed only if all of these conditions hold:
 
 - The device's inputs and weights are finite, and so small that the order of summation cannot
-  decide whether a matrix multiplication overflows.
+  decide whether a matrix product overflows.
 - The local result is finite. Otherwise, the training run is diverging.
 - The device's result is not finite, or its error exceeds half of the largest local element.
 - If the device's error is finite, coarser rounding changes the local result by much less.
@@ -29,13 +29,13 @@ from cleave.scheduler.stages.work import LOSS_LAYER, StepWork, SumName
 from cleave.training.stages.audits import Auditor, Rounding, roundings
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
-# Largest input or weight for which a device may be blamed; products of larger values may overflow.
+# Largest input or weight for which a device may be blamed. Products of larger values may overflow.
 LARGEST_INPUT: Final = 2.0**20
 
-# Both are fractions of the largest element.
+# `_GROSS` and `_STEADY` are fractions of the largest element.
 _GROSS: Final = 0.5  # smallest error that counts as wrong; only audits detect smaller errors
-_STEADY: Final = 0.1  # largest effect of coarser rounding if an error is to prove a fault
-_BEYOND: Final = 1000.0  # or, if the effect is larger, smallest ratio of error to effect
+_STEADY: Final = 0.1  # an error proves a fault if coarser rounding has at most this effect
+_BEYOND: Final = 1000.0  # or if the error is at least this many times the effect
 
 _OTHERS: Final = 10.0  # largest plausible ratio between the gradients of two micro-batches
 
@@ -91,8 +91,8 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
             break
     place = wrong[0]
     reason = (
-        f"{_words(place, suspect)} of {suspect.record.plan.named} has an element of "
-        f"{suspect.sizes[place]:.3g}, where the largest one is {scales[place]:.3g}"
+        f"{_words(place, suspect)} of {suspect.record.plan.named} has an element of magnitude "
+        f"{suspect.sizes[place]:.3g}, but the largest correct element is {scales[place]:.3g}"
     )
     if steady and largest_input <= LARGEST_INPUT:
         return Finding(False, reason, proven=True)
@@ -104,7 +104,7 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
 ) -> tuple[Callable[[Rounding], dict[Place, Array]], int]:
-    """Return a function that recomputes a suspicious result, and the number of passes per call."""
+    """Return a function that recomputes a suspicious result, and its number of passes per call."""
     record, places = suspect.record, list(suspect.sizes)
 
     def sums_again(rounding: Rounding) -> dict[Place, Array]:
@@ -127,7 +127,7 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return True if gradient sums are plausible, judged by one random micro-batch's gradients.
+    """Return True if gradient sums are plausible compared with one random micro-batch's gradients.
 
     For n micro-batches, a sum may be up to `_OTHERS` * n times the micro-batch's gradient.
     """
@@ -144,7 +144,7 @@ def _is_like_one_batch(
 
 
 def _found(work: StepWork, suspect: Suspect, wanted: Mapping[Place, Array]) -> dict[Place, Array]:
-    """Return the device's results as fp32 arrays in the shapes of the local results, `wanted`."""
+    """Return the device's results as fp32 arrays with the shapes of the local results `wanted`."""
     record, found = suspect.record, {}
     for place, each in wanted.items():
         parts: list[Any]

@@ -88,13 +88,13 @@ class OffloadReport:
             return ""
         name, most = max(missed.items(), key=lambda item: item[1].parameters)
         return (
-            f"only {self.share:.0%} of the parameters that multiply went to the fleet; the most "
-            f"that stayed here are those of {name!r}: {most.reason}"
+            f"only {self.share:.0%} of the parameters that multiply are offloaded; the largest "
+            f"module that stays local is {name!r}: {most.reason}"
         )
 
     def __str__(self) -> str:
         if self.method != "tiles":
-            return "whole layers go to the fleet from the first forward pass on"
+            return "whole layers run on the fleet from the first forward pass"
         count, total = len(self.sent), sum(self.sent.values())
         lines = [f"to the fleet: {count:,} layers, {total:,} parameters ({self.share:.0%})"]
         largest = sorted(self.stayed.items(), key=lambda item: -item[1].parameters)
@@ -128,7 +128,7 @@ def offload(
     Subclasses of `nn.Linear` and `Conv1D` are not offloaded. LoRA adapters of `peft` stay local,
     but their base layers are offloaded.
 
-    With the method `stages`, the `forward` of a causal language model of transformers is replaced.
+    With the method `stages`, the `forward` of a transformers causal language model is replaced.
     Devices run the forward and backward passes of the decoder layers, and this process computes the
     rest. The backward pass of each forward pass must run before the next forward pass. The
     gradients of all layers become available at the same time.
@@ -168,15 +168,15 @@ def offload(
     if not callable(getattr(fleet, "submit", None)):
         server = hasattr(fleet, "fleet")
         advice = "give server.fleet" if server else "give cleave.emulated(8), or server.fleet"
-        raise UsageError(f"the second argument of offload is {_kind(fleet)}, no fleet: {advice}")
+        raise UsageError(f"the second argument of offload is {_kind(fleet)}, not a fleet: {advice}")
     if not 0 <= audit <= 1:
-        raise UsageError(f"audit is {audit}; give a chance, from 0 to 1")
+        raise UsageError(f"audit is {audit}; give a probability from 0 to 1")
     if method not in (Method.TILES.value, Method.STAGES.value):
         raise UsageError(f"method is {method!r}; use 'tiles' or 'stages'")
     for option, patterns in (("include", include), ("exclude", exclude)):
         if isinstance(patterns, str):
             raise UsageError(
-                f"{option} is {patterns!r}; give a list of patterns, as [{patterns!r}]"
+                f"{option} is {patterns!r}; give a list of patterns, such as [{patterns!r}]"
             )
     for option, number in (("min_flops", min_flops), ("fallback_after_s", fallback_after_s)):
         if not isinstance(number, int | float):
@@ -190,13 +190,13 @@ def offload(
         raise UsageError(f"fallback_after_s is {fallback_after_s}; give seconds, 0 or more")
     if method == Method.STAGES.value:
         if include or exclude or min_flops:
-            raise UsageError("include, exclude and min_flops choose layers of method 'tiles'")
+            raise UsageError("include, exclude and min_flops apply only to method 'tiles'")
         local = fallback == FallbackMode.LOCAL.value
         return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
     how: Any = {"fallback": fallback, "fallback_after_s": fallback_after_s}
     report = send(model, fleet, include=include, exclude=exclude, min_flops=min_flops, **how)
     if report.shortfall and not include and not exclude:
-        warnings.warn(f"{report.shortfall}; print what offload returns", stacklevel=2)
+        warnings.warn(f"{report.shortfall}; print the report of offload for details", stacklevel=2)
     return report
 
 
@@ -213,13 +213,13 @@ def send(
     """Offload a model by tiles, as `offload` does, but never issue a Python warning."""
     _refuse_offloaded(model)
     if passes_of(_without_wrapper(model)) is not None:
-        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+        raise UsageError("the model is already offloaded; call cleave.restore(model) first")
     chosen = _Choice(model, include, exclude)
     found = chosen.found()
     if not found:
         raise UsageError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload"
-            + (" that include and exclude leave" if include or exclude else "")
+            + (" among those that include and exclude select" if include or exclude else "")
         )
     operands = Operands(_with_fallback(fleet, fallback, fallback_after_s), min_flops)
     for module, becomes in found.values():
@@ -301,15 +301,15 @@ class _Choice:
         if isinstance(module, nn.MultiheadAttention):
             return "nn.MultiheadAttention multiplies inside torch; use layers of nn.Linear", True
         if isinstance(module, nn.Linear):
-            return f"{kind} is a subclass of nn.Linear with a forward of its own", True
-        return f"how {kind} multiplies is not known here", True
+            return f"{kind} is a subclass of nn.Linear with its own forward", True
+        return f"Cleave does not know how {kind} multiplies", True
 
 
 def _check_weight(layer: str, weight: Tensor) -> None:
     """Raise UsageError if a layer's weight has an unsupported dtype or is not on the CPU."""
     if weight.device.type != "cpu":
         raise UsageError(
-            f"layer {layer!r} lies on {weight.device}; the parameter server keeps the model in "
+            f"layer {layer!r} is on {weight.device}; the parameter server keeps the model in "
             f"host memory: call model.to('cpu') first"
         )
     if weight.dtype not in DTYPES:
@@ -333,12 +333,12 @@ def _refuse_offloaded(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_cleave"):
             raise UsageError(
-                f"layer {name!r} is offloaded already; call cleave.restore(model) first"
+                f"layer {name!r} is already offloaded; call cleave.restore(model) first"
             )
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Wrap a fleet to log the absence of devices and, with fallback `local`, multiply locally.
+    """Wrap a fleet to log when no device is connected and, with `local`, to multiply locally.
 
     A fleet that handles the absence of devices itself is returned unchanged.
     """
@@ -381,24 +381,24 @@ def _offload_by_stages(
 
     inner = _without_wrapper(model)
     if passes_of(inner) is not None:
-        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+        raise UsageError("the model is already offloaded; call cleave.restore(model) first")
     if not isinstance(inner, PreTrainedModel):
         raise UsageError(
-            f"method 'stages' takes a causal language model of transformers, not {_kind(inner)}; "
-            f"offload it by tiles"
+            f"method 'stages' needs a transformers causal language model, not {_kind(inner)}; "
+            f"offload this model by tiles"
         )
     if not isinstance(fleet, Fleet):
         raise UsageError(f"stages need a fleet of devices, not {_kind(fleet)}")
     _refuse_offloaded(model)
     if "forward" in vars(inner):
         raise UsageError(
-            f"the forward of {_kind(inner)} was replaced, as accelerate's prepare does; offload "
-            f"the model first and prepare it afterwards"
+            f"the forward of {_kind(inner)} was replaced, for example by accelerate's prepare; "
+            f"offload the model before preparing it"
         )
     for name, parameter in inner.named_parameters():
         if parameter.device.type != "cpu":
             raise UsageError(
-                f"parameter {name!r} is on {parameter.device}, and stages need the model in host "
+                f"parameter {name!r} is on {parameter.device}, but stages need the model in host "
                 f"memory: call model.to('cpu') first"
             )
     go_by_stages(inner, StagedForward(inner, fleet, audit, local_after_s))

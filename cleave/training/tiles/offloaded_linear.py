@@ -19,8 +19,8 @@ from cleave.graphs.model_state import content
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
 _UNSUPPORTED: Final = (
-    "does not go through offloaded layers, only backward passes do; call cleave.restore(model) "
-    "first, or leave such layers out with exclude"
+    "is not supported by offloaded layers, only backward passes are; call cleave.restore(model) "
+    "first, or leave these layers out with exclude"
 )
 
 
@@ -305,8 +305,8 @@ def auxiliary_weight(model: nn.Module) -> float:
         if (weight := getattr(model, name, None)) is not None:
             return float(weight)
     raise UsageError(
-        f"the config asks for the auxiliary loss of experts (output_router_logits), whose weight "
-        f"{type(model).__name__} does not name; set output_router_logits to false to train without"
+        f"the config asks for the auxiliary loss of experts (output_router_logits), but "
+        f"{type(model).__name__} has no weight for it; set output_router_logits to false"
     )
 
 
