@@ -20,7 +20,7 @@ from cleave_cli.render.text import say
 Server = Annotated[
     str,
     Option(
-        help="Operator URL, or @FILE with that URL. Default: the server of --data.",
+        help="@FILE, a copy of the server's operator.url. Default: the server of --data.",
         callback=not_empty,
     ),
 ]
@@ -75,7 +75,7 @@ def _find(server: str, data: Path | None) -> str:
     if not path.is_dir():
         raise CleaveError(
             f"no server has kept anything in {path}; start one with `cleave serve`, or say where "
-            f"it is with --server URL"
+            f"it is with --server @FILE, a copy of its operator.url"
         )
     try:
         with data_folder.DataFolder(path):

@@ -27,7 +27,8 @@ Devices: TypeAlias = Annotated[
 Server: TypeAlias = Annotated[
     str,
     Option(
-        help="Operator URL of a server, or @FILE: use its devices. Paths are on the server.",
+        help="Use the devices of a server: @FILE, a copy of its operator.url. Paths are on the "
+        "server.",
         callback=not_empty,
     ),
 ]

@@ -133,7 +133,7 @@ def read_url(text: str) -> str:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the join URL cannot be read from {path} ({plain_reason(error)}); "
+            f"the URL cannot be read from {path} ({plain_reason(error)}); "
             f"write it there, or give the URL itself"
         ) from None
     command = _COMMAND.search(text)

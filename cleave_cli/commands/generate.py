@@ -45,7 +45,7 @@ def generate(
 
       cleave generate my-model --temperature 0.8 --top-p 0.95 < prompt.txt
 
-      cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator-url
+      cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator.url
     """
     from cleave.training.results.uses import Generation, UseRequest
 

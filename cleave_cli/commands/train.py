@@ -39,7 +39,8 @@ def train(
     server: Annotated[
         str,
         Option(
-            help="URL of a server, to train there, or @FILE [default: this machine's, if one runs]",
+            help="Train on a server: @FILE, a copy of its operator.url "
+            "[default: the server on this machine, if one runs]",
             callback=not_empty,
         ),
     ] = "",
@@ -108,7 +109,7 @@ def train(
 
       cleave train --model opt-125m --devices 8
 
-      cleave train --model opt-125m --server 'ws://127.0.0.1:8765/ws#c=...'
+      cleave train --model opt-125m --server @operator.url
 
       cleave train --config runs/20261121-101500/config.toml --seed 1
 
@@ -153,10 +154,10 @@ def train(
         elif resume and Path(resume).is_dir():
             display.note(
                 f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
-                f"emulated; to continue on a server, give --server URL"
+                f"emulated; to continue on a server, give --server @FILE"
             )
     if attach and not server:
-        raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
+        raise UsageError(f"--attach {attach}: no server runs here; say which with --server @FILE")
     if in_file:
         if resume:
             raise UsageError(

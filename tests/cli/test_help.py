@@ -74,3 +74,45 @@ def test_a_server_that_is_given_and_empty_is_refused(command: list[str], empty: 
     done = CliRunner().invoke(app, [*command, "--server", empty])
     assert isinstance(done.exception, UsageError)
     assert str(done.exception) == "--server is empty; give it, or leave it out"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--model", "opt-nano"],
+        ["train", "--attach", "job-1"],
+        ["generate", "somewhere", "--prompt", "x"],
+        ["eval", "somewhere", "--data", "somewhere"],
+        ["status"],
+        ["dashboard"],
+        ["dashboard", "--operator"],
+        ["devices"],
+        ["devices", "revoke", "x"],
+        ["devices", "release", "x"],
+        ["devices", "own", "x"],
+        ["jobs"],
+        ["jobs", "stop", "job-1"],
+        ["jobs", "logs", "job-1"],
+        ["pair"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://127.0.0.1:1", "is not an operator URL"),
+        ("127.0.0.1:1", "is not an operator URL"),
+        ("https://127.0.0.1:1/join#c=secret", "is a join URL"),
+        ("ws://127.0.0.1:1/ws#c=8K2M-PQ4T-9VXZ", "is a join URL"),
+        ("ws://127.0.0.1:1/ws", "lacks the operator's token"),
+    ],
+)
+def test_operator_commands_ask_for_the_operator_url(
+    command: list[str], url: str, fault: str
+) -> None:
+    done = CliRunner().invoke(app, [*command, "--server", url])
+    assert isinstance(done.exception, UsageError)
+    said = str(done.exception)
+    assert f"{url.partition('#')[0]!r} {fault}" in said
+    assert "operator.url" in said
+    assert "secret" not in said
