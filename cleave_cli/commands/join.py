@@ -151,7 +151,7 @@ def join(
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.host.policy import DataMeter, Gate, Permission, require_visible
-    from cleave.device.session import DeviceSession, Keeping, device_hello
+    from cleave.device.session import DeviceSession, Keeping, check_admission, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.graph_choice import GraphChoice, one_processor
@@ -255,6 +255,12 @@ def join(
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         nonlocal memory_bytes
         if not chosen:
+            home = parse_join_url(read_url(url))
+            credential, code = saved.keys(home, called)
+            hello = device_hello(
+                credential=credential, join_code=code, name=called, memory_bytes=memory_bytes
+            )
+            await check_admission(await open_connection(home), hello)
             chosen.append(multiplying())
             if memory_bytes >= LEAST_MEMORY_BYTES:
                 in_graphs.update({each: graphs.flops_per_s(each) for each in (None, DType.BF16)})
