@@ -175,7 +175,7 @@ def _gpu(name: str) -> DeviceProfile:
     if profile.power is None or profile.power.compute_w is None:
         raise UsageError(
             f"the power of {name} is not known, so neither is its energy; give a profile that "
-            f"states compute_w, as a5000 or a100-sxm-80gb"
+            f"states compute_w, such as a5000 or a100-sxm-80gb"
         )
     return profile
 
