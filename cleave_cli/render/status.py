@@ -229,7 +229,8 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         lines.append(
             _text(
                 f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices with known power "
-                f"(here {energy['devices_known']:,}, measured {energy.get('devices_measured', 0):,})"
+                f"(here {energy['devices_known']:,}, "
+                f"measured {energy.get('devices_measured', 0):,})"
             )
         )
     if energy.get("ps_j") is not None:
