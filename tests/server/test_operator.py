@@ -194,6 +194,23 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     store.close()
 
 
+def test_a_job_that_resumes_a_run_and_has_not_begun_says_where_it_continues(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "cleave.db")
+    writer = StoreWriter(store, time.time)
+    history = JobHistory(store, writer, time.time)
+    jobs = Jobs(None, Trainer({}), history)  # type: ignore[arg-type]
+    wanted = {"job": {"model": "opt-tiny"}}
+    running = jobs.submit(wanted)
+    until(lambda: running.is_running)
+    jobs.pause(jobs.submit({**wanted, "resume": Trainer.folder}).id)
+    assert jobs.resume("2").continues == "it continues after step 1"
+    jobs.close(PATIENCE_S)
+    writer.close()
+    store.close()
+
+
 def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:
     first = jobs.submit({"job": {"model": "opt-tiny"}})
 

@@ -139,12 +139,29 @@ def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path:
     runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
     before = run.metrics_path.read_bytes()
     for steps in ({}, {"steps": 1}):
-        with pytest.raises(UsageError, match=r"is finished: all 1 steps are done.*above 1"):
+        with pytest.raises(UsageError, match=r"is finished after step 1; .*above 1"):
             runner.run({**asked, "job": steps}, None, print, lambda: False)
+        with pytest.raises(UsageError, match="is finished after step 1;"):
+            runner.check({**asked, "job": steps})  # before the job is queued
+    missing = {"data": str(tmp_path / "missing.txt")}  # data is read later
+    with pytest.raises(UsageError, match="is finished after step 1;"):
+        runner.run({**asked, "job": missing}, None, print, lambda: False)
     assert run.metrics_path.read_bytes() == before
     with pytest.raises(UsageError, match="--name is 'b', and --resume continues"):
         runner.check({**asked, "job": {"steps": 2}, "name": "b"})
     assert runner.check({**asked, "job": {"steps": 2}}) == ("opt-nano", 2)
+
+
+def test_a_run_without_a_checkpoint_is_resumed_only_to_restart(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    run.write_config(job_of(corpus_file).to_dict())
+    runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
+    with pytest.raises(CleaveError, match=r"has no checkpoint: .*--restart"):
+        runner.check(asked)
+    for more in ("restart", "begin"):
+        runner.check({**asked, more: True})
 
 
 # --- what else is there now ----------------------------------------------------------------------

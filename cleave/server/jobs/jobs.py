@@ -230,8 +230,9 @@ class Jobs:
         after, done = 0, next(p.steps for p in self._history.all() if p.number == job.number)
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
-            self._runner.check(job.arguments)  # the run folder may have been deleted
-            after = self._runner.resumes_after(job.run_folder)
+        self._runner.check(job.arguments)  # the run folder may have been deleted
+        if run := job.run_folder or job.arguments.get("resume"):
+            after = self._runner.resumes_after(str(run))
         job.continues = f"it continues after step {after:,}" if after else "it starts at step 1"
         if done > after:
             job.continues += f", so what was done until step {done:,} is repeated"

@@ -221,7 +221,7 @@ class RunFolder:
                 last = record
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
-                f"{str(self.path)!r} is finished: all {steps} steps are done; to train it further, "
+                f"{str(self.path)!r} is finished after step {last['steps']}; to train it further, "
                 f"give --steps above {last['steps']}"
             )
 
@@ -398,14 +398,15 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
 
 
-def resumable_step(run: Path) -> int:
-    """Return the last step that a resumed run need not repeat, judged by the names of its files."""
+def resumable_step(run: Path) -> int | None:
+    """Return the last step that a resumed run need not repeat, judged by the names of its files.
+
+    Return None if the run has no checkpoint.
+    """
     rest = held_steps(run / REST)
     complete = [step for step in held_steps(run / LAYERS) if step in rest]
     last = max([*held_steps(run / CHECKPOINTS), *complete], default=None)
-    if last is None:
-        return 0
-    while log_file(run / LOG, last + 1).exists():
+    while last is not None and log_file(run / LOG, last + 1).exists():
         last += 1
     return last
 

@@ -76,6 +76,23 @@ class JobRequest:
         unwritten = not any((*run.glob(f"{CHECKPOINTS}/*"), *run.glob(f"{LAYERS}/*")))
         return self.restart or (self.begin and unwritten)
 
+    def check_resumed(self, spec: JobSpec) -> None:
+        """Raise CleaveError if the run to resume has no step left, or no checkpoint.
+
+        This check takes no time, because it reads no checkpoint. If the last checkpoint of a
+        finished run is damaged, `restart` is needed to resume from an earlier one.
+        """
+        if not self.resume or self.restarts():
+            return
+        run = RunFolder(Path(self.resume))
+        done = resumable_step(run.path)
+        if done is None:
+            from cleave.training.loop.inputs import check_start  # imports torch
+
+            check_start(spec, run, ())
+        elif done >= spec.steps:
+            run.check_unfinished(spec.steps)
+
     def spec(self) -> JobSpec:
         """Return the requested job. With `resume`, read omitted settings from the run folder.
 
@@ -156,6 +173,7 @@ class JobRunner:
             return use.model, 0
         request = JobRequest.from_dict(arguments)
         spec = request.spec()
+        request.check_resumed(spec)
         check_memory(spec, self.servers)
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
@@ -166,7 +184,7 @@ class JobRunner:
 
     def resumes_after(self, run_folder: str) -> int:
         """Return the last step in a run folder that is not repeated; 0 without checkpoints."""
-        return resumable_step(Path(run_folder))
+        return resumable_step(Path(run_folder)) or 0
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from cleave.graphs.calls import decoder_layers
 from cleave.planner.plan import StateMode
 from cleave.training.loop.checkpoint import (
     DamagedCheckpointError,
+    LoadedCheckpoint,
     load_latest,
     set_aside,
 )
@@ -79,8 +81,50 @@ def train(
         CleaveError: if training fails for a reason that the user can resolve.
     """
     with _locked(run, context):
+        start = _Start()
+        if resume:
+            start = _Start.of(run, restart=restart)
+            if context.ranks.count == 1:  # encoding the data may take long
+                start.check(job, run)
         dataset = dataset or prepare(job, context)
-        return _train(job, run, context, dataset, resume, restart, accept_changes)
+        return _train(job, run, context, dataset, start, accept_changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a run starts.
+
+    Attributes:
+        resumes: whether the run is resumed.
+        restart: whether a resumed run may start over at step 1.
+        checkpoint: the newest intact checkpoint; None to start at step 1.
+        resident: the newest intact checkpoint of the state that devices hold; None without one.
+        damaged: faults of damaged checkpoints.
+    """
+
+    resumes: bool = False
+    restart: bool = False
+    checkpoint: LoadedCheckpoint | None = None
+    resident: LoadedCheckpoint | None = None
+    damaged: Sequence[DamagedCheckpointError] = ()
+
+    @classmethod
+    def of(cls, run: RunFolder, *, restart: bool) -> Self:
+        """Return where a resumed run starts."""
+        damaged: list[DamagedCheckpointError] = []
+        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
+        resident = load_resident(run.path, damaged.append)
+        if resident and (checkpoint is None or resident.step > checkpoint.step):
+            checkpoint = resident
+        return cls(True, restart, checkpoint, resident, damaged)
+
+    def check(self, job: JobSpec, run: RunFolder) -> None:
+        """Raise CleaveError if a resumed run has no step left, or must not start at step 1."""
+        if self.checkpoint is not None:
+            if self.checkpoint.step >= job.steps:
+                run.check_unfinished(job.steps)
+        elif self.resumes and not self.restart:
+            check_start(job, run, self.damaged)
 
 
 @contextmanager
@@ -108,26 +152,16 @@ def _train(
     run: RunFolder,
     context: TrainContext,
     dataset: Dataset,
-    resume: bool,
-    restart: bool,
+    start: _Start,
     accept_changes: bool,
 ) -> DoneRecord:
-    damaged: list[DamagedCheckpointError] = []
-    checkpoint = resident = None
-    if resume:
-        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
-        resident = load_resident(run.path, damaged.append)
-        if resident and (checkpoint is None or resident.step > checkpoint.step):
-            checkpoint = resident
+    checkpoint, resume = start.checkpoint, start.resumes
     check_alike(context.ranks, checkpoint, dataset)
+    start.check(job, run)
     changed: list[str] = []
     if checkpoint is not None:
-        if checkpoint.step >= job.steps:
-            run.check_unfinished(job.steps)
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
-    elif resume and not restart:
-        check_start(job, run, damaged)
-    for fault in damaged if not context.ranks.rank else ():
+    for fault in start.damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
@@ -160,7 +194,7 @@ def _train(
     try:
         if checkpoint is not None:
             changed += trainer.restore(checkpoint, changed, accept_changes=accept_changes)
-            trainer.in_checkpoints = checkpoint is not resident
+            trainer.in_checkpoints = checkpoint is not start.resident
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
             context.note("no checkpoint found: starting from the beginning")
