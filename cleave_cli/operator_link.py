@@ -101,13 +101,13 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     """Execute a request on the database at `path`, without a running server."""
     from cleave.server.api.device_admin import DeviceAdmin
     from cleave.server.auth.access import Access
-    from cleave.server.store.job_history import as_without_server
+    from cleave.server.store.job_history import as_without_server, with_successors
     from cleave.server.store.store import Store, StoredJob
 
     with closing(Store(path)) as store, closing(Access(store, operator_token="")) as access:
 
         def jobs() -> list[StoredJob]:
-            return [as_without_server(job) for job in store.jobs()]
+            return with_successors([as_without_server(job) for job in store.jobs()])
 
         return DeviceAdmin(access, jobs, time.time).answer(action, arguments)
 

@@ -170,6 +170,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     assert running.records[-1] == {"event": "end", "state": "stopped"}
 
     again = begun()
+    assert [job.number for job in again._history.left_unfinished()] == [2, 3]
     with caplog.at_level("INFO", "cleave"):
         again.resume_unfinished()
     assert [job.id for job in again.all()] == ["job-2", "job-3"]
@@ -189,6 +190,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     last = begun()
     last.resume_unfinished()
     assert [job.id for job in last.all()] == ["job-4", "job-3"]
+    assert last.earlier()[1].reason == "job-4 resumed its run"
     last.close(PATIENCE_S)
     writer.close()
     store.close()

@@ -248,19 +248,8 @@ class Jobs:
         return job
 
     def resume_unfinished(self) -> None:
-        """Queue the jobs that earlier servers left unfinished, and log where they continue.
-
-        Jobs that had begun come first. Jobs that an operator stopped or paused are not queued,
-        nor are jobs whose run a later job continues.
-        """
-        latest = {past.run_folder: past.number for past in self._history.all()}
-        left = [
-            past
-            for past in self._history.all()
-            if past.reason.startswith(LEFT_BY_SERVER)
-            and (not past.run_folder or latest[past.run_folder] == past.number)
-        ]
-        for past in sorted(left, key=lambda past: (past.started_s is None, past.number)):
+        """Queue the jobs that earlier servers left unfinished, and log where they continue."""
+        for past in self._history.left_unfinished():
             try:
                 job = self.resume(f"job-{past.number}")
                 _logger.info("%s is queued again; %s", job.id, job.continues)
