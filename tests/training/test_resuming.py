@@ -152,6 +152,26 @@ def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path:
     assert runner.check({**asked, "job": {"steps": 2}}) == ("opt-nano", 2)
 
 
+def test_a_config_file_explains_numbers_that_stand_for_others(tmp_path: Path) -> None:
+    run, job = RunFolder.create(tmp_path, "mine"), JobSpec("opt-nano", batch=2)
+    run.write_config(job.to_dict(), job.comments())
+    text = run.config_path.read_text()
+    assert "learning_rate = 0.0  # Peak learning rate; 0: the model's published rate.\n" in text
+    assert "warmup_steps = -1  # Warm-up steps; -1 for a tenth" in text
+    assert "batch = 2\n" in text
+    assert JobSpec.from_dict(run.read_config()) == job
+
+
+def test_an_unknown_run_is_answered_with_each_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder.create(tmp_path / "runs", "mine").write_config({})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        RunFolder(tmp_path / "runs" / "yours").read_config()
+    assert str(refused.value).count("runs/mine") == 1
+
+
 def test_a_run_without_a_checkpoint_is_resumed_only_to_restart(
     tmp_path: Path, corpus_file: Path
 ) -> None:

@@ -349,6 +349,18 @@ class JobSpec:
     def settings(cls) -> dict[str, Setting]:
         return {each.name: each.metadata[_SETTING] for each in fields(cls)}
 
+    def comments(self) -> dict[str, str]:
+        """Return the help of each setting whose number stands for another value, such as -1."""
+        found = {}
+        for name, setting in self.settings().items():
+            value = getattr(self, name)
+            if type(value) in (int, float) and (
+                re.search(rf"(?<![\d.-]){value:g}( for|:)", setting.help)
+                or (not value and "[default: " in setting.help)
+            ):
+                found[name] = setting.help
+        return found
+
     def __post_init__(self) -> None:
         for name, setting in self.settings().items():
             option = setting.names[0].partition("/")[0] if setting.names else f"--{_flag(name)}"

@@ -158,12 +158,22 @@ class RunFolder:
     def plot_path(self) -> Path:
         return self.path / "loss.png"
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write settings to config.toml. Omit None values, which TOML cannot represent."""
+    def write_config(
+        self, config: Mapping[str, Any], comments: Mapping[str, str] | None = None
+    ) -> None:
+        """Write settings to config.toml. Omit None values, which TOML cannot represent.
+
+        `comments` maps the name of a setting to a comment to write after its value.
+        """
         import tomli_w
 
+        known = comments or {}
+        lines = []
+        for line in tomli_w.dumps(_without_none(config)).splitlines():
+            comment = known.get(line.partition(" = ")[0])
+            lines.append(f"{line}  # {comment}\n" if comment else f"{line}\n")
         try:
-            write_atomically(self.config_path, tomli_w.dumps(_without_none(config)).encode())
+            write_atomically(self.config_path, "".join(lines).encode())
         except OSError as error:
             raise cannot_write(self.config_path, error) from error
 
@@ -375,8 +385,9 @@ def _taken(path: Path) -> UsageError:
 
 def runs_beside(path: Path) -> list[str]:
     """Return the paths of all run folders in the parent folder of `path` and in `runs`."""
-    places = {path.parent, Path("runs")}
-    return sorted(str(found.parent) for place in places for found in place.glob("*/config.toml"))
+    places = (path.parent, Path("runs"))
+    found = {run.parent.resolve(): run.parent for at in places for run in at.glob("*/config.toml")}
+    return sorted(map(str, found.values()))
 
 
 def held_steps(folder: Path) -> list[int]:

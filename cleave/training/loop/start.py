@@ -201,7 +201,7 @@ def _train(
         if resume:
             comparable = losses_comparable(checkpoint, job, changed)
             trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)
-        trainer.write(lambda: run.write_config(job.to_dict()))
+        trainer.write(lambda: run.write_config(job.to_dict(), job.comments()))
         anew = bool(changed) or (resume and not base)
         described = run.path, model, dataset.source, dataset.tokenizer
         trainer.write(lambda: keep_description(*described, anew=anew))
