@@ -274,8 +274,8 @@ def join(
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
                 text = (
-                    "that server knows this device already, so the join code was not used; to mark "
-                    "it as the operator's own: cleave devices own NAME"
+                    "that server knows this device already, so the join code was not used; if it "
+                    "is not yet the operator's own, this marks it: cleave devices own NAME"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

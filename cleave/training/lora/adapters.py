@@ -263,7 +263,7 @@ def open_adapters(folder: Path) -> PeftModel:
         if source is None:
             raise UsageError(
                 f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
-                f"there; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+                f"there; move it there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
             )
         model, _ = load_folder(source)
         with quiet_transformers():

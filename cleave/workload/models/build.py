@@ -65,9 +65,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
             f"name of a model on the Hugging Face Hub, fetch it with `hf download "
             f"{name_or_folder}`, and give the name again."
         )
-    raise UsageError(
-        f"There is no folder {name_or_folder!r} with a model: check the path, or put it back."
-    )
+    raise UsageError(f"There is no folder {name_or_folder!r} with a model: check the path.")
 
 
 def hub_folder(name: str) -> Path | None:
