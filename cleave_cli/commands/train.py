@@ -17,7 +17,7 @@ from cleave.training.loop.job import JobSpec
 from cleave_cli.cluster_options import TABLE, ClusterOptions
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
-from cleave_cli.options import need_train_extra, not_empty, show_every_option, was_given
+from cleave_cli.options import counted, need_train_extra, not_empty, show_every_option, was_given
 from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
@@ -207,7 +207,7 @@ def train(
 
             train_on_several(request, options, cluster, grid, display)
             return
-        _here(request, options, Path(cluster.runs), grid, display)
+        _here(request, options, Path(cluster.runs), grid, display, searched=found_here)
 
 
 def with_job_options(
@@ -256,8 +256,15 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def _here(
-    request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
+    request: dict[str, Any],
+    options: FleetOptions,
+    runs: Path,
+    grid: str,
+    display: Display,
+    *,
+    searched: bool,
 ) -> None:
+    """Train in this process. `searched`: whether no server was found on this machine."""
     need_train_extra("cleave train")
     from cleave.machine.memory import hold_strips_well
     from cleave.machine.sensors import PowerMeter, Sensors
@@ -272,6 +279,11 @@ def _here(
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
     members = options.members(spec.dtype, spec.seed)
+    if searched and members:
+        display.note(
+            f"training on {counted(len(members), 'emulated device')} (fleet {options.fleet}); no "
+            f"server runs on this machine"
+        )
     display.start(spec.steps)
     fleet = None
     runtime: Any = None

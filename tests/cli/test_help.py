@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -40,6 +41,15 @@ def test_the_help_of_a_setting_names_all_its_choices() -> None:
     for name, setting in JobSpec.settings().items():
         for choice in setting.choices or ():
             assert re.search(rf"\b{choice.value}\b", setting.help), (name, choice)
+
+
+def test_the_operator_api_names_all_choices_of_a_setting() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "operator-api.md").read_text()
+    settings = document.partition("\n## Job settings\n")[2].partition("\n## ")[0]
+    for name, setting in JobSpec.settings().items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", settings, re.MULTILINE)
+        for choice in setting.choices or ():
+            assert f"`{choice.value}`" in row or f'"{choice.value}"' in row, (name, choice)
 
 
 def test_train_lists_twenty_options_and_every_setting_of_a_job_on_request() -> None:

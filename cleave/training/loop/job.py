@@ -255,8 +255,12 @@ class JobSpec:
         common=True,
     )
     optimizer: str = _setting("adamw", "adamw, sgd, adafactor, or muon.", choices=OptimizerKind)
-    beta1: float = _setting(0.9, "First beta of AdamW.", least=0, below=1)
-    beta2: float = _setting(0.95, "Second beta of AdamW.", least=0, below=1)
+    beta1: float = _setting(
+        0.9, "First beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
+    )
+    beta2: float = _setting(
+        0.95, "Second beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
+    )
     momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
