@@ -115,7 +115,10 @@ def real_time(
         if own is not None:
             target = parse_join_url(own.url)
             command = f"cleave train --model opt-tiny --server \\\n  '{own.operator_url}'"
-            text = f"started a server for these devices; train on it with\n\n  {command}\n"
+            text = (
+                f"a server of its own; train on it with\n\n  {command}\n\n"
+                f"`cleave status` and `cleave devices` need the same --server\n"
+            )
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
         page = own.dashboard_url if own else target.page("/").partition("#")[0]

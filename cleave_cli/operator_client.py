@@ -5,13 +5,44 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Role
 from cleave.transport.connection import ConnectionLostError, WebSocketConnection, open_connection
-from cleave.transport.join_url import parse_join_url, read_url
+from cleave.transport.join_url import JoinUrl, parse_join_url, read_url
+
+
+def parse_operator_url(text: str) -> JoinUrl:
+    """Parse an operator URL, or `@FILE` with such a URL.
+
+    Raises:
+        UsageError: if the file is unreadable, or the URL is not an operator URL.
+    """
+    # This imports the store, which other clients do not need.
+    from cleave.server.auth.access import read_code
+
+    url = read_url(text)
+    parts = urlsplit(url)
+    shown = url.partition("#")[0]  # the fragment contains a credential
+    try:
+        target = parse_join_url(url)
+    except UsageError:
+        target = None
+    if target is None:
+        fault = "is not an operator URL"
+    elif parts.scheme in ("http", "https") or read_code(target.credential):
+        fault = "is a join URL, which is for devices"
+    elif not target.credential:
+        fault = "lacks the operator's token"
+    else:
+        return target
+    raise UsageError(
+        f"{shown!r} {fault}; give --server '@FILE', where FILE is the server's operator.url: "
+        f"`cleave serve` prints its path"
+    )
 
 
 def _gone(error: ConnectionLostError) -> CleaveError:
@@ -28,7 +59,7 @@ class OperatorClient:
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
         """Open a session at an operator URL or @FILE; raise CleaveError if the server refuses."""
-        target = parse_join_url(read_url(url))
+        target = parse_operator_url(url)
         client = cls(await open_connection(target))
         hello = messages.Hello(
             role=Role.OPERATOR,

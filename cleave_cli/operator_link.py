@@ -20,7 +20,7 @@ from cleave_cli.render.text import say
 Server = Annotated[
     str,
     Option(
-        help="Operator URL, or @FILE with that URL. Default: the server of --data.",
+        help="@FILE, a copy of the server's operator.url. Default: the server of --data.",
         callback=not_empty,
     ),
 ]
@@ -74,8 +74,8 @@ def _find(server: str, data: Path | None) -> str:
     path = data or data_folder.default_folder()
     if not path.is_dir():
         raise CleaveError(
-            f"the data folder {path} does not exist; start a server with `cleave serve`, or give "
-            f"--server URL"
+            f"no server was found in {path}; start one with `cleave serve`, or give "
+            f"--server @FILE, a copy of its operator.url"
         )
     try:
         with data_folder.DataFolder(path):
@@ -101,13 +101,13 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
     """Execute a request on the database at `path`, without a running server."""
     from cleave.server.access import Access
     from cleave.server.api.device_admin import DeviceAdmin
-    from cleave.server.store.job_history import as_without_server
+    from cleave.server.store.job_history import as_without_server, with_successors
     from cleave.server.store.store import Store, StoredJob
 
     with closing(Store(path)) as store, closing(Access(store, operator_token="")) as access:
 
         def jobs() -> list[StoredJob]:
-            return [as_without_server(job) for job in store.jobs()]
+            return with_successors([as_without_server(job) for job in store.jobs()])
 
         return DeviceAdmin(access, jobs, time.time).answer(action, arguments)
 

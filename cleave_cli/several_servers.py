@@ -117,6 +117,7 @@ def train_on_several(
 
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
+    asked.check_resumed(spec)
     servers = cluster.servers
     members = [] if cluster.listen else options.members(spec.dtype, spec.seed)
     if members and len(members) < servers:

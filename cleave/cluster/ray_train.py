@@ -359,6 +359,7 @@ class SharedRunner(JobRunner):
         from cleave.training.loop.inputs import prepare
 
         spec = request.spec()
+        request.check_resumed(spec)
         check_memory(spec, self.servers)
         if request.resume:
             folder = RunFolder(Path(request.resume).resolve())

@@ -172,7 +172,7 @@ class Agent:
                 for_good = self._is_for_good(error)
                 answered = isinstance(error, RefusedError | UnansweredError | ProtocolError)
                 last = for_good or self._once or not (answered or self._known())
-                if last and not (session is None and self._stays):
+                if last and (for_good or session is not None or not self._stays):
                     raise
                 reason = str(error)
                 if session is not None:

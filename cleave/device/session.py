@@ -204,8 +204,8 @@ class DeviceSession:
         except ConnectionLostError as error:
             self._keeping.held = None if self.core.draining else self.core.held
             if self.core.welcome is None:
-                raise UnansweredError(f"the server closed the connection: {error}") from error
-            return "the server no longer answers" if self._vanished else str(error)
+                raise _closed(error) from error
+            return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
             code = ErrorCode.VERSION if another else ErrorCode.PROTOCOL
@@ -222,9 +222,7 @@ class DeviceSession:
                 async with asyncio.timeout(timeout_s):
                     data = await self._connection.receive()
             except TimeoutError:
-                raise UnansweredError(
-                    f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
-                ) from None
+                raise _unwelcomed() from None
             self._heard_s = time.monotonic()
             self.downlink_bytes += len(data)
             message = decode(data)
@@ -346,6 +344,40 @@ class DeviceSession:
             # longer than the PS waits for a heartbeat.
             self._outbox.appendleft(messages.Heartbeat())
             self._wake.set()
+
+
+async def check_admission(connection: Connection, hello: messages.Hello) -> None:
+    """Raise CleaveError unless the PS admits a device with this `hello`. Close the connection.
+
+    The device measures its speed, which takes seconds, between this check and its session. To use
+    up no join code, this session begins as a link measurement, and ends at the welcome.
+
+    Raises:
+        RefusedError: if the PS refuses the device.
+        UnansweredError: if the PS closes the connection or does not answer.
+    """
+    try:
+        async with asyncio.timeout(limits.HANDSHAKE_S):
+            await connection.send(encode(replace(hello, measure=True)))
+            answer = decode(await connection.receive())
+    except TimeoutError:
+        raise _unwelcomed() from None
+    except ConnectionLostError as error:
+        raise _closed(error) from error
+    finally:
+        await connection.close()
+    if isinstance(answer, messages.Error):
+        raise RefusedError(answer)
+
+
+def _unwelcomed() -> UnansweredError:
+    return UnansweredError(
+        f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
+    )
+
+
+def _closed(error: ConnectionLostError) -> UnansweredError:
+    return UnansweredError(f"the server closed the connection: {error}")
 
 
 def device_hello(

@@ -192,16 +192,21 @@ def fleet_footprint(
                 standing_in[kind] += usage.devices
     nbytes = sum(usage.crossing_bytes for usage in usages)
     ps = ps or Ps()
-    modelled_j = {
+    devices = sum(usage.devices for usage in usages)
+    modelled_j: dict[str, float | None] = {
         "devices, multiplying": compute_j,
         "devices, waiting": idle_j,
         "devices, radio": radio_j,
-        "chargers and power supplies": supply_j,
-        "network": nbytes * assumptions.network_j_per_byte.value,
     }
-    found = [EnergyPart(name, joules, Basis.MODELLED) for name, joules in modelled_j.items()]
+    if unknown and unknown + measured == devices:
+        modelled_j = dict.fromkeys(modelled_j)
+    modelled_j["chargers and power supplies"] = None if unknown and unknown == devices else supply_j
+    modelled_j["network"] = nbytes * assumptions.network_j_per_byte.value
+    found = [
+        EnergyPart(name, joules, Basis.UNKNOWN if joules is None else Basis.MODELLED)
+        for name, joules in modelled_j.items()
+    ]
     found.append(EnergyPart("parameter server", ps.energy_j, ps.basis))
-    devices = sum(usage.devices for usage in usages)
     assumed = []
     if measured:
         found.insert(0, EnergyPart("devices, measured by themselves", measured_j, Basis.MEASURED))

@@ -165,9 +165,13 @@ def _merged(
         before = merged.get(alike)
         if before is not None:
             added = _ADDED if usage.measured_j is None else (*_ADDED, "measured_j")
+            crossed = None
+            if before.network_bytes is not None or usage.network_bytes is not None:
+                crossed = before.crossing_bytes + usage.crossing_bytes
             usage = replace(
                 usage,
                 devices=devices(before.devices, usage.devices),
+                network_bytes=crossed,
                 flops_per_s=max(before.flops_per_s, usage.flops_per_s),
                 **{name: getattr(before, name) + getattr(usage, name) for name in added},
             )

@@ -21,7 +21,7 @@ from cleave.errors import UsageError
 from cleave.machine import webgpu_session
 from cleave.machine.backends import SHORT_NAMES, known_name, torch_devices
 from cleave.machine.graph_narrowing import narrowed
-from cleave.machine.graph_session import GraphError, GraphSession, OpenGraph
+from cleave.machine.graph_session import GraphError, GraphSession, NoGpuError, OpenGraph
 from cleave.machine.graph_speed import LEAST_MEMORY_BYTES, measured_graphs
 from cleave.machine.graph_trials import LARGEST_ERROR, accuracy
 
@@ -317,7 +317,8 @@ class GraphChoice:
     def _fastest(self, wanted: Sequence[Runner]) -> Examined | None:
         every = [self._examined(runner, None) for runner in wanted]
         for one in every:
-            self._notify(one.text)
+            if not one.absent or self._asked != AUTO:
+                self._notify(one.text)
         usable = [one for one in every if not one.fault]
         if not usable:
             self._fault = every[-1].text if every else self._fault
@@ -336,6 +337,7 @@ class Examined:
         fault: why the runner must not be used; empty if it passed.
         text: the result as a sentence without a full stop, for the user.
         products: the 16-bit dtype of the runner's matrix products; None for fp32.
+        absent: whether the runner found no GPU.
     """
 
     runner: Runner
@@ -343,6 +345,7 @@ class Examined:
     text: str
     flops_per_s: float = 0.0
     products: DType | None = None
+    absent: bool = False
 
 
 def examined(
@@ -369,7 +372,8 @@ def examined(
         flops_per_s = (speed or measured_graphs)(runner.open, products) if passed else 0.0
     except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other runners
         fault = str(error) or type(error).__name__
-        return Examined(runner, fault, f"{name} does not run layers: {fault}")
+        absent = isinstance(error, NoGpuError)
+        return Examined(runner, fault, f"{name} does not run layers: {fault}", absent=absent)
     off = f"largest error in its self-test: {found.error:.0e}"
     if not passed:
         dtype = products.value if products else "fp32"

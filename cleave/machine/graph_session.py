@@ -60,6 +60,10 @@ class GraphError(CleaveError):
     """A graph cannot be run on this machine."""
 
 
+class NoGpuError(GraphError):
+    """Raised by a runner that finds no GPU on this machine."""
+
+
 class OpenGraph(Protocol):
     """A graph that can be run on one processor of this machine.
 

@@ -14,6 +14,7 @@ from cleave.arrays import Array, DType
 from cleave.machine.graph_session import (
     DISABLED_OPTIMIZERS,
     GraphError,
+    NoGpuError,
     first_line,
     inputs_of,
     session_options,
@@ -91,7 +92,7 @@ class WebgpuSession:
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
             raise GraphError(f"WebGPU refuses the graph: {first_line(error)}") from None
         if self._session.get_providers()[0] != device.ep_name:
-            raise GraphError("WebGPU finds no GPU here that it can use")
+            raise NoGpuError("WebGPU finds no GPU here that it can use")
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -155,7 +156,7 @@ def _device() -> Any:
     found = [device for device in devices if device.ep_name == plugin.get_ep_name()]
     if not found:
         onnxruntime.unregister_execution_provider_library(NAME)  # a later call may find one
-        raise GraphError(
+        raise NoGpuError(
             "WebGPU finds no GPU here; on Linux, install the Vulkan loader (libvulkan1) and the "
             "GPU's Vulkan driver"
         )

@@ -133,8 +133,8 @@ def read_url(text: str) -> str:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the join URL cannot be read from {path} ({plain_reason(error)}); "
-            f"write the URL to the file, or give the URL itself"
+            f"the URL cannot be read from {path} ({plain_reason(error)}); "
+            f"write it there, or give the URL itself"
         ) from None
     command = _COMMAND.search(text)
     found = command[1] if command else text

@@ -239,7 +239,7 @@ Next
        a server: scan its code to add your phone, and watch it with
        `cleave dashboard`. First, in this terminal: . .venv/bin/activate
    cleave train --model opt-125m
-       a real model, on emulated devices or, with --server URL, on yours
+       a real model, on emulated devices or, with --server @FILE, on yours
    cleave plan --model opt-1.3b --fleet household
        whether a fleet is faster than this machine"""
 

@@ -151,7 +151,7 @@ def join(
     from cleave.device.compute_thread import ComputeThread
     from cleave.device.credentials import SavedCredential, SavedCredentials, state_folder
     from cleave.device.policy import DataMeter, Gate, Permission, require_visible
-    from cleave.device.session import DeviceSession, Keeping, device_hello
+    from cleave.device.session import DeviceSession, Keeping, check_admission, device_hello
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
     from cleave.machine.gpu_sensors import GpuSensors
@@ -256,6 +256,12 @@ def join(
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         nonlocal memory_bytes
         if not chosen:
+            home = parse_join_url(read_url(url))
+            credential, code = saved.keys(home, called)
+            hello = device_hello(
+                credential=credential, join_code=code, name=called, memory_bytes=memory_bytes
+            )
+            await check_admission(await open_connection(home), hello)
             chosen.append(multiplying())
             if memory_bytes >= LEAST_MEMORY_BYTES:
                 in_graphs.update({each: graphs.flops_per_s(each) for each in (None, DType.BF16)})
@@ -269,8 +275,8 @@ def join(
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
                 text = (
-                    "the server already knows this device, so the join code was not used; to mark "
-                    "the device as the operator's own: cleave devices own NAME"
+                    "that server knows this device already, so the join code was not used; if it "
+                    "is not yet the operator's own, this marks it: cleave devices own NAME"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

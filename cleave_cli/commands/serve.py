@@ -318,7 +318,7 @@ def serve(
 
             jobs = Jobs(server.fleet, runner, server_app.history, job_happened)
             server_app.operators.jobs = server_app.overview.jobs = jobs
-            for job in server_app.history.interrupted if not resume_jobs else ():
+            for job in server_app.history.left_unfinished() if not resume_jobs else ():
                 _logger.warning(
                     "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason
                 )

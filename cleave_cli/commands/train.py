@@ -16,7 +16,7 @@ from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, TABLE, ClusterOptions, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
-from cleave_cli.options import need_train_extra, not_empty, show_every_option, was_given
+from cleave_cli.options import counted, need_train_extra, not_empty, show_every_option, was_given
 from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
@@ -38,7 +38,8 @@ def train(
     server: Annotated[
         str,
         Option(
-            help="URL of the server to train on, or @FILE [default: this machine's, if it runs]",
+            help="Train on a server: @FILE, a copy of its operator.url "
+            "[default: the server on this machine, if one runs]",
             callback=not_empty,
         ),
     ] = "",
@@ -107,7 +108,7 @@ def train(
 
       cleave train --model opt-125m --devices 8
 
-      cleave train --model opt-125m --server 'ws://127.0.0.1:8765/ws#c=...'
+      cleave train --model opt-125m --server @operator.url
 
       cleave train --config runs/20261121-101500/config.toml --seed 1
 
@@ -152,11 +153,11 @@ def train(
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and Path(resume).is_dir():
             display.note(
-                f"{resume} was trained by a server, not on emulated devices, so {DEVICES} devices "
-                f"are emulated; to continue on a server, give --server URL"
+                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
+                f"emulated; to continue on a server, give --server @FILE"
             )
     if attach and not server:
-        raise UsageError(f"--attach {attach}: no server runs on this machine; give --server URL")
+        raise UsageError(f"--attach {attach}: no server runs here; say which with --server @FILE")
     if in_file:
         if resume:
             raise UsageError(
@@ -206,7 +207,7 @@ def train(
 
             train_on_several(request, options, cluster, grid, display)
             return
-        _here(request, options, Path(cluster.runs), grid, display)
+        _here(request, options, Path(cluster.runs), grid, display, searched=found_here)
 
 
 def with_job_options(
@@ -255,8 +256,15 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def _here(
-    request: dict[str, Any], options: FleetOptions, runs: Path, grid: str, display: Display
+    request: dict[str, Any],
+    options: FleetOptions,
+    runs: Path,
+    grid: str,
+    display: Display,
+    *,
+    searched: bool,
 ) -> None:
+    """Train in this process. `searched`: whether no server was found on this machine."""
     need_train_extra("cleave train")
     from cleave.machine.sensors import PowerMeter, Sensors, hold_strips_well
     from cleave.training.loop.context import TrainContext
@@ -270,6 +278,11 @@ def _here(
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
     members = options.members(spec.dtype, spec.seed)
+    if searched and members:
+        display.note(
+            f"training on {counted(len(members), 'emulated device')} (fleet {options.fleet}); no "
+            f"server runs on this machine"
+        )
     display.start(spec.steps)
     fleet = None
     runtime: Any = None

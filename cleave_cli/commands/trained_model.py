@@ -32,7 +32,8 @@ Devices: TypeAlias = Annotated[
 Server: TypeAlias = Annotated[
     str,
     Option(
-        help="Operator URL of a server, or @FILE: use its devices. Paths are on the server.",
+        help="Use the devices of a server: @FILE, a copy of its operator.url. Paths are on the "
+        "server.",
         callback=not_empty,
     ),
 ]
@@ -182,7 +183,7 @@ def generate(
 
       cleave generate my-model --temperature 0.8 --top-p 0.95 < prompt.txt
 
-      cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator-url
+      cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator.url
     """
     from cleave.training.results.uses import Generation, UseRequest
 

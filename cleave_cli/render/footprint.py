@@ -87,15 +87,24 @@ def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
     for part in found.parts:
         wh = "" if part.energy_j is None else f"{part.energy_j / 3600:,.3f}"
         table.add_row(part.name, wh, part.basis.value)
-    table.add_row("energy", f"{found.energy_j / 3600:,.3f}", "" if found.complete else "at least")
+    known = found.complete or found.energy_j > 0
+    total = f"{found.energy_j / 3600:,.3f}" if known else ""
+    table.add_row("energy", total, "" if found.complete else "at least" if known else "unknown")
     table.add_section()
     table.add_row("time", "", human_time(duration_s))
     grams = found.operational_gco2e
     carbon = "unknown: give --grid" if grams is None else f"{grams:,.2f} gCO2e"
     table.add_row("carbon of electricity", "", carbon)
-    least = "at least " if found.embodied_unknown else ""
-    table.add_row("carbon of making, its share", "", f"{least}{found.embodied_gco2e:,.2f} gCO2e")
+    table.add_row("carbon of making, its share", "", _making_text(found, ",.2f"))
     return table
+
+
+def _making_text(found: Footprint, form: str) -> str:
+    """Format the run's share of manufacturing carbon, which may be known of some devices only."""
+    if found.embodied_unknown and found.embodied_unknown == found.devices:
+        return "unknown"
+    least = "at least " if found.embodied_unknown else ""
+    return f"{least}{found.embodied_gco2e:{form}} gCO2e"
 
 
 def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> list[str]:
@@ -192,8 +201,8 @@ def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> st
         return "unknown: give the country of the electricity, such as --grid DEU"
     text = f"{found.operational_gco2e:,.3g} gCO2e of electricity"
     if found.devices:
-        least = "at least " if found.embodied_unknown else ""
-        text += f", {least}{found.embodied_gco2e:,.3g} gCO2e of making the devices"
+        making = _making_text(found, ",.3g")
+        text += f", {making} of making the devices"
     return text
 
 

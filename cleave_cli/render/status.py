@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cleave_cli.options import human_bytes
+from cleave_cli.options import counted, human_bytes
 from cleave_cli.render.text import by_kind, printable
 from cleave_cli.render.training import tasks_text
 
@@ -129,10 +129,10 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     if not job["steps"]:  # an inference job, which has no steps
         return [_text(title, style="bold"), *waits]
     if not steps:
-        none = f"{title}, no step yet of {job['steps']:,}{_tasks(job)}"
-        return [_text(none, style="bold"), *waits]
+        none = f"{title}, no step yet of {job['steps']:,}"
+        return [_text(none, style="bold"), *waits, *_tasks(job)]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]
-    done = f"{title}, step {last['step']:,} of {job['steps']:,}{_tasks(job)}"
+    done = f"{title}, step {last['step']:,} of {job['steps']:,}"
     lines = [_text(done, style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
@@ -146,33 +146,32 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
         lines.append(
             _text(
                 f"step   {last['wall_s']:.2f} s: {last['fleet_s']:.2f} s waiting for devices, "
-                f"{last['ps_s']:.2f} s on the server; {tokens / wall_s:,.0f} tokens/s{left}"
+                f"{last['ps_s']:.2f} s on the server"
             )
         )
-    return list(lines)
+        lines.append(_text(f"pace   {tokens / wall_s:,.0f} tokens/s{left}"))
+    return [*lines, *_tasks(job)]
 
 
-def _tasks(job: dict[str, Any]) -> str:
-    """Format the progress of the running step; empty if no step is running."""
+def _tasks(job: dict[str, Any]) -> list[Text]:
+    """Return a line with the progress of the running step, if a step is running."""
     tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
-        return ""
-    return f"; {tasks_text(*tasks)} of the next"
+        return []
+    return [_text(f"next   {tasks_text(*tasks)} of the step under way")]
 
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:
     if not devices["total"]:
         return _text("no devices; give one a join code with: cleave pair")
-    states = sorted({state for _, state, _ in devices["by"]})
-    kinds = sorted({kind or _NO_KIND for kind, _, _ in devices["by"]})
-    count = {(kind or _NO_KIND, state): number for kind, state, number in devices["by"]}
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"{devices['total']:,} {'device' if devices['total'] == 1 else 'devices'}")
-    for state in states:
-        table.add_column(_text(state), justify="right")
-    for kind in kinds:
-        cells = (count.get((kind, state), 0) for state in states)
-        table.add_row(_text(kind), *(f"{number:,}" if number else "" for number in cells))
+    counts: dict[str, list[str]] = {}
+    for kind, state, number in sorted(devices["by"], key=lambda row: (row[0] or "~", row[1])):
+        shown = f"kind {kind}" if kind else _NO_KIND
+        counts.setdefault(shown, []).append(f"{number:,} {state}")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row(f"{counted(devices['total'], 'device')}:")
+    for shown, cells in counts.items():
+        table.add_row(f"  {printable(shown)}", _text(", ".join(cells)))
     return table
 
 

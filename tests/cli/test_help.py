@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -42,6 +43,15 @@ def test_the_help_of_a_setting_names_all_its_choices() -> None:
             assert re.search(rf"\b{choice.value}\b", setting.help), (name, choice)
 
 
+def test_the_operator_api_names_all_choices_of_a_setting() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "operator-api.md").read_text()
+    settings = document.partition("\n## Job settings\n")[2].partition("\n## ")[0]
+    for name, setting in JobSpec.settings().items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", settings, re.MULTILINE)
+        for choice in setting.choices or ():
+            assert f"`{choice.value}`" in row or f'"{choice.value}"' in row, (name, choice)
+
+
 def test_train_lists_twenty_options_and_every_setting_of_a_job_on_request() -> None:
     few, every = (CliRunner().invoke(app, ["train", f"--help{all}"]) for all in ("", "-all"))
     assert few.exit_code == every.exit_code == 0
@@ -74,3 +84,45 @@ def test_a_server_that_is_given_and_empty_is_refused(command: list[str], empty: 
     done = CliRunner().invoke(app, [*command, "--server", empty])
     assert isinstance(done.exception, UsageError)
     assert str(done.exception) == "--server is empty; give a value, or omit it"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--model", "opt-nano"],
+        ["train", "--attach", "job-1"],
+        ["generate", "somewhere", "--prompt", "x"],
+        ["eval", "somewhere", "--data", "somewhere"],
+        ["status"],
+        ["dashboard"],
+        ["dashboard", "--operator"],
+        ["devices"],
+        ["devices", "revoke", "x"],
+        ["devices", "release", "x"],
+        ["devices", "own", "x"],
+        ["jobs"],
+        ["jobs", "stop", "job-1"],
+        ["jobs", "logs", "job-1"],
+        ["pair"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://127.0.0.1:1", "is not an operator URL"),
+        ("127.0.0.1:1", "is not an operator URL"),
+        ("https://127.0.0.1:1/join#c=secret", "is a join URL"),
+        ("ws://127.0.0.1:1/ws#c=8K2M-PQ4T-9VXZ", "is a join URL"),
+        ("ws://127.0.0.1:1/ws", "lacks the operator's token"),
+    ],
+)
+def test_operator_commands_ask_for_the_operator_url(
+    command: list[str], url: str, fault: str
+) -> None:
+    done = CliRunner().invoke(app, [*command, "--server", url])
+    assert isinstance(done.exception, UsageError)
+    said = str(done.exception)
+    assert f"{url.partition('#')[0]!r} {fault}" in said
+    assert "operator.url" in said
+    assert "secret" not in said

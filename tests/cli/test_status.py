@@ -64,6 +64,19 @@ def test_the_essentials_are_there() -> None:
         assert words in page, words
 
 
+def test_it_fits_80_columns() -> None:
+    seen = Seen()
+    came = overview(0, 20)
+    came["job"] |= {"tasks": [18, 54], "last_step": came["job"]["records"][-1]}
+    came["job"]["records"][-1] |= {"wall_s": 1234.56, "fleet_s": 1234.56, "ps_s": 1234.56}
+    seen.take(came)
+    lines = [line.rstrip() for line in text(seen, 80).splitlines()]
+    assert "next   task 18 of 54 of the step under way" in lines
+    assert lines == [line.rstrip() for line in text(seen, 200).splitlines()]
+    counts = [line.split() for line in lines if "kind" in line]
+    assert counts == [["kind", "phone", "2", "busy"], ["kind", "not", "stated", "1", "ready"]]
+
+
 def test_a_job_that_waits_has_no_time_left() -> None:
     seen = Seen()
     came = overview(0, 10)

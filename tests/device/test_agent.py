@@ -369,9 +369,11 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
     assert states[:3] == [State.LEFT, State.WAITING, State.READY]
 
 
+@pytest.mark.parametrize("session", [True, False])
 @pytest.mark.parametrize("policy", [True, False])
-def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> None:
-    first: list[dict[str, Any] | Exception] = [{"ends": refused(ErrorCode.DUPLICATE)}]
+def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool, session: bool) -> None:
+    duplicate = refused(ErrorCode.DUPLICATE)
+    first: list[dict[str, Any] | Exception] = [{"ends": duplicate}] if session else [duplicate]
     with pytest.raises(RefusedError):
         Scene([ALLOWED] * 5, first).run() if policy else Scene(None, first).run()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from cleave.errors import ProtocolError
 from cleave.machine.backends import Compute, StoredArray
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept
 from cleave.protocol import limits, messages
+from cleave.protocol.codec import decode
+from cleave.protocol.features import ALL
 from cleave.protocol.messages import Message
 
 GRAPH = messages.Graph(9, bytes(100))
@@ -354,3 +359,24 @@ def test_draining_is_said_once_and_what_is_running_is_answered() -> None:
     assert core.drain() == [messages.Drain()]
     assert core.drain() == []
     assert isinstance(_only(core.computed(1, b"", 0.0)), messages.Result)
+
+
+def test_every_message_to_a_device_is_handled() -> None:
+    """A device offers every feature, so it must handle the messages of each."""
+    tests = Path(__file__).parents[1]
+    document = (tests.parent / "docs" / "protocol.md").read_text()
+    received = set(re.findall(r"^\| \[`(\w+)`\]\(\S+\) \| PS → device \|", document, re.M))
+    received.remove("measured")  # `DeviceSession` handles it
+    assert {"put", "fetch", "cancel"} < received
+    vectors = json.loads((tests / "vectors" / "messages.json").read_text())["vectors"]
+    for name in received:
+        vector = next(each for each in vectors if each["type"] == name)
+        message = decode(bytes.fromhex(vector["header"] + vector.get("payload", "")))
+        core = DeviceCore(1000, ALL)
+        core.received(messages.Welcome(1, features=ALL))
+        said = ""
+        try:
+            core.received(message)
+        except ProtocolError as error:  # the message may, for example, name an unknown graph
+            said = str(error)
+        assert "does not expect" not in said

@@ -92,6 +92,19 @@ def test_unknown_devices_are_said_and_not_counted() -> None:
     assert "3 of 5 devices: their power is unknown, not counted" in found.assumed
 
 
+def test_what_is_unknown_of_all_devices_is_unknown_and_not_zero() -> None:
+    stranger = replace(SPELL, profile="", devices=3)
+    found = fleet_footprint([stranger], {}, TYPICAL, MADE, None)
+    parts = {part.name: part.energy_j for part in found.parts}
+    known = {name for name, joules in parts.items() if joules is not None}
+    assert known == {"network"}
+    assert all(p.basis is Basis.UNKNOWN for p in found.parts if p.name != "network")
+    measured = replace(stranger, devices=1, measured_j=7.0)
+    both = fleet_footprint([stranger, measured], {}, TYPICAL, MADE, None)
+    assert "devices, waiting" not in {p.name for p in both.parts if p.energy_j is not None}
+    assert both.parts[0].energy_j == 7.0
+
+
 def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
     stranger = replace(SPELL, profile="", kind=DeviceKind.PHONE, flops_per_s=1e11)
     iphone = load_profile("iphone-12")

@@ -234,7 +234,8 @@ def test_who_has_no_valid_code_or_token_is_refused(place: Place) -> None:
         assert wrong.returncode == 1
         assert "operator's token is not valid" in wrong.stderr
         wrong = here("devices", "revoke", "x", "--server", url)  # a device's code is no token
-        assert wrong.returncode == 1
+        assert wrong.returncode == 2
+        assert "is a join URL" in wrong.stderr
         nobody = here("devices", "revoke", "nobody", "--data", str(place.data))
         assert nobody.returncode == 2
         assert "nobody" in nobody.stderr

@@ -139,6 +139,18 @@ def test_who_cannot_join_is_told_why(
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize("policy", [(), ("--max-data", "1GB")], ids=["", "policy"])
+def test_a_refused_device_learns_it_before_it_measures_itself(
+    served: Server, policy: tuple[str, ...]
+) -> None:
+    """Measuring would fail, because this machine has no such backend."""
+    wrong = f"{served.url.partition('#')[0]}#c=wrong"
+    answer = here("join", wrong, *policy, "--backend", "mps")
+    assert answer.returncode == 1
+    assert "refused" in answer.stderr
+    assert "mps" not in answer.stderr
+
+
 def test_a_closed_fleet_says_so() -> None:
     server = cleave.serve()
     future = submit(server.fleet, integers(3, 3), integers(3, 3))

@@ -26,7 +26,7 @@ from cleave.machine.graph_choice import (
     one_processor,
     runners,
 )
-from cleave.machine.graph_session import GraphError, GraphSession
+from cleave.machine.graph_session import GraphError, GraphSession, NoGpuError
 from cleave.machine.graph_trials import LARGEST_ERROR, accuracy, trials
 from tests.onnx_models import adding
 
@@ -221,6 +221,21 @@ def test_a_runner_that_does_not_start_is_passed_over() -> None:
     machine.choice()(adding())
     assert machine.opened[-1] == CPU
     assert machine.said[0].endswith("does not run layers: its driver is missing")
+
+
+@pytest.mark.parametrize("asked", [AUTO, "webgpu"])
+def test_a_machine_without_a_gpu_says_so_only_if_it_was_asked_for(asked: str) -> None:
+    def absent(model: bytes, given: Any = (), products: Any = None) -> GraphSession:
+        raise NoGpuError("no GPU")
+
+    def exact(model: bytes, given: Any = (), products: Any = None) -> GraphSession:
+        return GraphSession(model, 1)
+
+    every = [Runner(CPU, exact), Runner("webgpu", absent)]
+    said: list[str] = []
+    choice = GraphChoice(asked, said.append, available=lambda: every, speed=lambda *_: 1e9)
+    assert choice.flops_per_s() > 0
+    assert any("no GPU" in text for text in said) == (asked != AUTO)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from cleave.energy.account import Ps
 from cleave.energy.grid import load_grid
 from cleave.energy.meter import Basis, Gap
-from cleave.energy.run_energy import RunEnergy, run_energy
+from cleave.energy.run_energy import RunEnergy, in_succession, run_energy
 from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
@@ -222,8 +222,14 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
 def test_the_servers_own_device_runs_here_at_any_address() -> None:
     for here in (True, False):
         device = session(1, address="192.0.2.1", here=here)
-        _, count = usages_of(JobLog({}, 0.0).did({1: device}, 10.0))
+        device.counters.downlink_bytes, device.counters.uplink_bytes = 10**8, 10**7
+        (usage,), count = usages_of(JobLog({}, 0.0).did({1: device}, 10.0))
         assert count == here
+        # Its bytes cross no network, and use no radio.
+        assert usage.crossing_bytes == (0.0 if here else 1.1e8)
+        assert (usage.radio_s == 0.0) == here
+        again = in_succession([RunEnergy(1.0, 1.0, (usage,)), RunEnergy(1.0, 1.0, (usage,))])
+        assert again.usages[0].crossing_bytes == 2 * usage.crossing_bytes
 
 
 def test_a_machine_that_runs_devices_too_is_not_the_servers_energy() -> None:

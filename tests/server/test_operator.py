@@ -170,6 +170,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     assert running.records[-1] == {"event": "end", "state": "stopped"}
 
     again = begun()
+    assert [job.number for job in again._history.left_unfinished()] == [2, 3]
     with caplog.at_level("INFO", "cleave"):
         again.resume_unfinished()
     assert [job.id for job in again.all()] == ["job-2", "job-3"]
@@ -189,7 +190,25 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     last = begun()
     last.resume_unfinished()
     assert [job.id for job in last.all()] == ["job-4", "job-3"]
+    assert last.earlier()[1].reason == "job-4 resumed its run"
     last.close(PATIENCE_S)
+    writer.close()
+    store.close()
+
+
+def test_a_job_that_resumes_a_run_and_has_not_begun_says_where_it_continues(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "cleave.db")
+    writer = StoreWriter(store, time.time)
+    history = JobHistory(store, writer, time.time)
+    jobs = Jobs(None, Trainer({}), history)  # type: ignore[arg-type]
+    wanted = {"job": {"model": "opt-tiny"}}
+    running = jobs.submit(wanted)
+    until(lambda: running.is_running)
+    jobs.pause(jobs.submit({**wanted, "resume": Trainer.folder}).id)
+    assert jobs.resume("2").continues == "it continues after step 1"
+    jobs.close(PATIENCE_S)
     writer.close()
     store.close()
 

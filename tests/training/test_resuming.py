@@ -138,12 +138,49 @@ def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path:
     runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
     before = run.metrics_path.read_bytes()
     for steps in ({}, {"steps": 1}):
-        with pytest.raises(UsageError, match=r"is finished: all 1 steps are done.*above 1"):
+        with pytest.raises(UsageError, match=r"is finished after step 1; .*above 1"):
             runner.run({**asked, "job": steps}, None, print, lambda: False)
+        with pytest.raises(UsageError, match="is finished after step 1;"):
+            runner.check({**asked, "job": steps})  # before the job is queued
+    missing = {"data": str(tmp_path / "missing.txt")}  # data is read later
+    with pytest.raises(UsageError, match="is finished after step 1;"):
+        runner.run({**asked, "job": missing}, None, print, lambda: False)
     assert run.metrics_path.read_bytes() == before
     with pytest.raises(UsageError, match="--name is 'b', but --resume continues"):
         runner.check({**asked, "job": {"steps": 2}, "name": "b"})
     assert runner.check({**asked, "job": {"steps": 2}}) == ("opt-nano", 2)
+
+
+def test_a_config_file_explains_numbers_that_stand_for_others(tmp_path: Path) -> None:
+    run, job = RunFolder.create(tmp_path, "mine"), JobSpec("opt-nano", batch=2)
+    run.write_config(job.to_dict(), job.comments())
+    text = run.config_path.read_text()
+    assert "learning_rate = 0.0  # Peak learning rate; 0: the model's published rate.\n" in text
+    assert "warmup_steps = -1  # Warm-up steps; -1 for a tenth" in text
+    assert "batch = 2\n" in text
+    assert JobSpec.from_dict(run.read_config()) == job
+
+
+def test_an_unknown_run_is_answered_with_each_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder.create(tmp_path / "runs", "mine").write_config({})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        RunFolder(tmp_path / "runs" / "yours").read_config()
+    assert str(refused.value).count("runs/mine") == 1
+
+
+def test_a_run_without_a_checkpoint_is_resumed_only_to_restart(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    run.write_config(job_of(corpus_file).to_dict())
+    runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
+    with pytest.raises(CleaveError, match=r"has no checkpoint: .*--restart"):
+        runner.check(asked)
+    for more in ("restart", "begin"):
+        runner.check({**asked, more: True})
 
 
 # --- what else is there now ----------------------------------------------------------------------

@@ -255,7 +255,8 @@ class SessionWork:
 
 def _did(session: Session, now_s: float) -> SessionWork:
     counters, rates, radio_s = replace(session.counters), session.rates, 0.0
-    if rates is not None:
+    here = session.here or is_loopback_address(session.address)
+    if rates is not None and not here:
         radio_s = counters.downlink_bytes / rates.downlink_bytes_per_s
         radio_s += counters.uplink_bytes / rates.uplink_bytes_per_s
     identity = f"device {session.identity}" if session.identity is not None else ""
@@ -264,7 +265,7 @@ def _did(session: Session, now_s: float) -> SessionWork:
         session.profile,
         session.kind,
         rates.flops_per_s if rates is not None else 0.0,
-        session.here or is_loopback_address(session.address),
+        here,
         counters,
         now_s - session.opened_s,
         radio_s,
@@ -311,6 +312,7 @@ def _usage(
     profile: str, kind: DeviceKind | None, group: list[SessionWork], *, measured: bool
 ) -> DeviceUsage:
     total = sum((did.counters for did in group), DeviceCounters())
+    away = [did.counters for did in group if not did.here]
     return DeviceUsage(
         profile,
         max(1, len({did.who for did in group if not did.goes_on})),
@@ -319,6 +321,7 @@ def _usage(
         sum(did.radio_s for did in group),
         total.downlink_bytes,
         total.uplink_bytes,
+        network_bytes=float(sum(each.downlink_bytes + each.uplink_bytes for each in away)),
         measured_j=sum(did.measured_j or 0.0 for did in group) if measured else None,
         kind=kind,
         flops_per_s=max(did.flops_per_s for did in group),

@@ -230,8 +230,9 @@ class Jobs:
         after, done = 0, next(p.steps for p in self._history.all() if p.number == job.number)
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
-            self._runner.check(job.arguments)  # the run folder may have been deleted
-            after = self._runner.resumes_after(job.run_folder)
+        self._runner.check(job.arguments)  # the run folder may have been deleted
+        if run := job.run_folder or job.arguments.get("resume"):
+            after = self._runner.resumes_after(str(run))
         job.continues = f"it continues after step {after:,}" if after else "it starts at step 1"
         if done > after:
             job.continues += f", so the steps up to {done:,} are repeated"
@@ -247,19 +248,8 @@ class Jobs:
         return job
 
     def resume_unfinished(self) -> None:
-        """Queue the jobs that earlier servers left unfinished, and log where they continue.
-
-        Jobs that had begun come first. Jobs that an operator stopped or paused are not queued,
-        nor are jobs whose run a later job continues.
-        """
-        latest = {past.run_folder: past.number for past in self._history.all()}
-        left = [
-            past
-            for past in self._history.all()
-            if past.reason.startswith(LEFT_BY_SERVER)
-            and (not past.run_folder or latest[past.run_folder] == past.number)
-        ]
-        for past in sorted(left, key=lambda past: (past.started_s is None, past.number)):
+        """Queue the jobs that earlier servers left unfinished, and log where they continue."""
+        for past in self._history.left_unfinished():
             try:
                 job = self.resume(f"job-{past.number}")
                 _logger.info("%s is queued again; %s", job.id, job.continues)

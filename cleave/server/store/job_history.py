@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -55,6 +56,18 @@ def as_without_server(job: StoredJob) -> StoredJob:
     return replace(job, state=_INTERRUPTED, reason=reason, ended_s=None)
 
 
+def with_successors(jobs: Sequence[StoredJob]) -> list[StoredJob]:
+    """Return `jobs`, oldest first. If a later job resumed a job's run, `reason` names that job."""
+    latest = {os.path.abspath(job.run_folder): job.number for job in jobs if job.run_folder}
+    found = []
+    for job in jobs:
+        later = latest[os.path.abspath(job.run_folder)] if job.run_folder else job.number
+        if later != job.number and job.reason.startswith(LEFT_BY_SERVER):
+            job = replace(job, reason=f"job-{later} resumed its run")
+        found.append(job)
+    return found
+
+
 class JobHistory:
     """A server's job history. Unfinished jobs of an earlier process become `interrupted`."""
 
@@ -79,7 +92,15 @@ class JobHistory:
     def all(self) -> list[StoredJob]:
         """Return all past and present jobs, oldest first."""
         with self._lock:
-            return [self._jobs[number] for number in sorted(self._jobs)]
+            return with_successors([self._jobs[number] for number in sorted(self._jobs)])
+
+    def left_unfinished(self) -> list[StoredJob]:
+        """Return the jobs that earlier servers left unfinished, those that had begun first.
+
+        Omit jobs that an operator stopped or paused, and jobs whose run a later job resumed.
+        """
+        left = [job for job in self.all() if job.reason.startswith(LEFT_BY_SERVER)]
+        return sorted(left, key=lambda job: (job.started_s is None, job.number))
 
     def submitted(
         self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int

@@ -255,8 +255,12 @@ class JobSpec:
         common=True,
     )
     optimizer: str = _setting("adamw", "adamw, sgd, adafactor, or muon.", choices=OptimizerKind)
-    beta1: float = _setting(0.9, "First beta of AdamW.", least=0, below=1)
-    beta2: float = _setting(0.95, "Second beta of AdamW.", least=0, below=1)
+    beta1: float = _setting(
+        0.9, "First beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
+    )
+    beta2: float = _setting(
+        0.95, "Second beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
+    )
     momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
@@ -357,6 +361,18 @@ class JobSpec:
     @classmethod
     def settings(cls) -> dict[str, Setting]:
         return {each.name: each.metadata[_SETTING] for each in fields(cls)}
+
+    def comments(self) -> dict[str, str]:
+        """Return the help of each setting whose number stands for another value, such as -1."""
+        found = {}
+        for name, setting in self.settings().items():
+            value = getattr(self, name)
+            if type(value) in (int, float) and (
+                re.search(rf"(?<![\d.-]){value:g}( for|:)", setting.help)
+                or (not value and "[default: " in setting.help)
+            ):
+                found[name] = setting.help
+        return found
 
     def __post_init__(self) -> None:
         for name, setting in self.settings().items():

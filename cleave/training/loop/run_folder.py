@@ -158,12 +158,22 @@ class RunFolder:
     def plot_path(self) -> Path:
         return self.path / "loss.png"
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write settings to config.toml. Omit None values, which TOML cannot represent."""
+    def write_config(
+        self, config: Mapping[str, Any], comments: Mapping[str, str] | None = None
+    ) -> None:
+        """Write settings to config.toml. Omit None values, which TOML cannot represent.
+
+        `comments` maps the name of a setting to a comment to write after its value.
+        """
         import tomli_w
 
+        known = comments or {}
+        lines = []
+        for line in tomli_w.dumps(_without_none(config)).splitlines():
+            comment = known.get(line.partition(" = ")[0])
+            lines.append(f"{line}  # {comment}\n" if comment else f"{line}\n")
         try:
-            write_atomically(self.config_path, tomli_w.dumps(_without_none(config)).encode())
+            write_atomically(self.config_path, "".join(lines).encode())
         except OSError as error:
             raise cannot_write(self.config_path, error) from error
 
@@ -221,7 +231,7 @@ class RunFolder:
                 last = record
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
-                f"{str(self.path)!r} is finished: all {steps} steps are done; to train it further, "
+                f"{str(self.path)!r} is finished after step {last['steps']}; to train it further, "
                 f"give --steps above {last['steps']}"
             )
 
@@ -375,8 +385,9 @@ def _taken(path: Path) -> UsageError:
 
 def runs_beside(path: Path) -> list[str]:
     """Return the paths of all run folders in the parent folder of `path` and in `runs`."""
-    places = {path.parent, Path("runs")}
-    return sorted(str(found.parent) for place in places for found in place.glob("*/config.toml"))
+    places = (path.parent, Path("runs"))
+    found = {run.parent.resolve(): run.parent for at in places for run in at.glob("*/config.toml")}
+    return sorted(map(str, found.values()))
 
 
 def held_steps(folder: Path) -> list[int]:
@@ -398,14 +409,15 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
 
 
-def resumable_step(run: Path) -> int:
-    """Return the last step that a resumed run need not repeat, based on its file names."""
+def resumable_step(run: Path) -> int | None:
+    """Return the last step that a resumed run need not repeat, judged by the names of its files.
+
+    Return None if the run has no checkpoint.
+    """
     rest = held_steps(run / REST)
     complete = [step for step in held_steps(run / LAYERS) if step in rest]
     last = max([*held_steps(run / CHECKPOINTS), *complete], default=None)
-    if last is None:
-        return 0
-    while log_file(run / LOG, last + 1).exists():
+    while last is not None and log_file(run / LOG, last + 1).exists():
         last += 1
     return last
 

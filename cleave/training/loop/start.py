@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 from torch import nn
@@ -19,6 +19,7 @@ from cleave.planner.plan import StateMode
 from cleave.training.data.documents import check_source
 from cleave.training.loop.checkpoint import (
     DamagedCheckpointError,
+    LoadedCheckpoint,
     load_latest,
     set_aside,
 )
@@ -94,8 +95,50 @@ def train(
         CleaveError: if training fails for a reason that the user can resolve.
     """
     with _locked(run, context):
+        start = _Start()
+        if resume:
+            start = _Start.of(run, restart=restart)
+            if context.ranks.count == 1:  # encoding the data may take long
+                start.check(job, run)
         dataset = dataset or prepare(job, context)
-        return _train(job, run, context, dataset, resume, restart, accept_changes)
+        return _train(job, run, context, dataset, start, accept_changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a run starts.
+
+    Attributes:
+        resumes: whether the run is resumed.
+        restart: whether a resumed run may start over at step 1.
+        checkpoint: the newest intact checkpoint; None to start at step 1.
+        resident: the newest intact checkpoint of the state that devices hold; None without one.
+        damaged: faults of damaged checkpoints.
+    """
+
+    resumes: bool = False
+    restart: bool = False
+    checkpoint: LoadedCheckpoint | None = None
+    resident: LoadedCheckpoint | None = None
+    damaged: Sequence[DamagedCheckpointError] = ()
+
+    @classmethod
+    def of(cls, run: RunFolder, *, restart: bool) -> Self:
+        """Return where a resumed run starts."""
+        damaged: list[DamagedCheckpointError] = []
+        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
+        resident = load_resident(run.path, damaged.append)
+        if resident and (checkpoint is None or resident.step > checkpoint.step):
+            checkpoint = resident
+        return cls(True, restart, checkpoint, resident, damaged)
+
+    def check(self, job: JobSpec, run: RunFolder) -> None:
+        """Raise CleaveError if a resumed run has no step left, or must not start at step 1."""
+        if self.checkpoint is not None:
+            if self.checkpoint.step >= job.steps:
+                run.check_unfinished(job.steps)
+        elif self.resumes and not self.restart:
+            check_start(job, run, self.damaged)
 
 
 @contextmanager
@@ -123,26 +166,16 @@ def _train(
     run: RunFolder,
     context: TrainContext,
     dataset: Dataset,
-    resume: bool,
-    restart: bool,
+    start: _Start,
     accept_changes: bool,
 ) -> DoneRecord:
-    damaged: list[DamagedCheckpointError] = []
-    checkpoint = resident = None
-    if resume:
-        checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append)
-        resident = load_resident(run.path, damaged.append)
-        if resident and (checkpoint is None or resident.step > checkpoint.step):
-            checkpoint = resident
+    checkpoint, resume = start.checkpoint, start.resumes
     check_alike(context.ranks, checkpoint, dataset)
+    start.check(job, run)
     changed: list[str] = []
     if checkpoint is not None:
-        if checkpoint.step >= job.steps:
-            run.check_unfinished(job.steps)
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
-    elif resume and not restart:
-        check_start(job, run, damaged)
-    for fault in damaged if not context.ranks.rank else ():
+    for fault in start.damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
@@ -175,14 +208,14 @@ def _train(
     try:
         if checkpoint is not None:
             changed += trainer.restore(checkpoint, changed, accept_changes=accept_changes)
-            trainer.in_checkpoints = checkpoint is not resident
+            trainer.in_checkpoints = checkpoint is not start.resident
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
             context.note("no checkpoint found: starting from the beginning")
         if resume:
             comparable = losses_comparable(checkpoint, job, changed)
             trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)
-        trainer.write(lambda: run.write_config(job.to_dict()))
+        trainer.write(lambda: run.write_config(job.to_dict(), job.comments()))
         anew = bool(changed) or (resume and not base)
         described = run.path, model, dataset.source, dataset.tokenizer
         trainer.write(lambda: keep_description(*described, anew=anew))
@@ -264,6 +297,21 @@ class JobRequest:
         unwritten = not any((*run.glob(f"{CHECKPOINTS}/*"), *run.glob(f"{LAYERS}/*")))
         return self.restart or (self.begin and unwritten)
 
+    def check_resumed(self, spec: JobSpec) -> None:
+        """Raise CleaveError if the run to resume has no step left, or no checkpoint.
+
+        This check takes no time, because it reads no checkpoint. If the last checkpoint of a
+        finished run is damaged, `restart` is needed to resume from an earlier one.
+        """
+        if not self.resume or self.restarts():
+            return
+        run = RunFolder(Path(self.resume))
+        done = resumable_step(run.path)
+        if done is None:
+            check_start(spec, run, ())
+        elif done >= spec.steps:
+            run.check_unfinished(spec.steps)
+
     def spec(self) -> JobSpec:
         """Return the requested job. With `resume`, read omitted settings from the run folder.
 
@@ -344,6 +392,7 @@ class JobRunner:
             return use.model, 0
         request = JobRequest.from_dict(arguments)
         spec = request.spec()
+        request.check_resumed(spec)
         check_memory(spec, self.servers)
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
@@ -354,7 +403,7 @@ class JobRunner:
 
     def resumes_after(self, run_folder: str) -> int:
         """Return the last step in a run folder that is not repeated; 0 without checkpoints."""
-        return resumable_step(Path(run_folder))
+        return resumable_step(Path(run_folder)) or 0
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
