@@ -22,7 +22,7 @@ def parse_operator_url(text: str) -> JoinUrl:
         UsageError: if the file is unreadable, or the URL is not an operator URL.
     """
     # This imports the store, which other clients do not need.
-    from cleave.server.auth.access import read_code
+    from cleave.server.access import read_code
 
     url = read_url(text)
     parts = urlsplit(url)
