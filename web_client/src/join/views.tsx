@@ -333,7 +333,7 @@ function Cap({ cap, onChange }: CapProps) {
             onChange(event.currentTarget.checked ? latest : null);
           }}
         />
-        <label for="cap">data reaches</label>
+        <label for="cap">data over</label>
         <input
           id="cap"
           type="text"
@@ -509,6 +509,7 @@ function Details({ status, flops_per_s, contribution }: RunningProps) {
 
 /** A span of time in whole minutes, e.g. `42 min`, `1 h 5 min`. */
 function minutes(seconds: number): string {
+  if (seconds === 0) return "0 min";
   if (seconds < 60) return "under 1 min";
   const whole = Math.floor(seconds / 60);
   return whole < 60 ? `${whole} min` : `${Math.floor(whole / 60)} h ${whole % 60} min`;
