@@ -161,4 +161,17 @@ def only_here(url: str) -> str:
     )
 
 
+def browsers_warn(page_url: str) -> str:
+    """Return what to send along with a link whose certificate no browser knows; else empty."""
+    if "&fp=" not in page_url:
+        return ""
+    return (
+        "browsers warn of this server's own certificate. Send this along with the link:\n\n"
+        '  "Your browser will say once that the connection is not private, because it goes to my\n'
+        "  own computer. Choose Advanced, then Proceed (iPhone: Show Details, then visit this\n"
+        '  website)."\n\n'
+        "for strangers' phones, use a certificate that browsers trust (docs/phones.md)"
+    )
+
+
 Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]

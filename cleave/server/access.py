@@ -437,6 +437,37 @@ class Access:
             self.statuses.void(code.id, "a device that joined with it was revoked")
         return its
 
+    def key_state(self, key: str, address: str) -> str:
+        """Return whether a join code or credential admits a device now, without using it up.
+
+        The join page asks before its owner starts anything.
+
+        Args:
+            key: a join code, or a device's credential.
+            address: IP address of the client, whose unknown keys count as failed attempts.
+
+        Returns:
+            `known` (a device's credential), `open`, `void`, `used up` or `expired` (a join code),
+            `quarantined`, `revoked`, or `unknown`. Empty if the server does not tell.
+        """
+        if self._fleet_credential and one_is([key], self._fleet_credential):
+            return "open"
+        try:
+            device = self.statuses.device_of(hash_secret(key))
+            if device is not None:
+                admitted = device.standing is AccessStatus.ADMITTED
+                return "known" if admitted else device.standing.value
+            if self._attempts.wait_s(address) > 0:
+                return ""
+            text = read_code(key)
+            code = self.statuses.code_of(hash_secret(text)) if text else None
+        except StoreError:
+            return ""
+        if code is None:
+            self._attempts.failed(address)
+            return "unknown"
+        return code.state(self._clocks.wall())
+
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:

@@ -135,7 +135,13 @@ def open_app(
         built = Pages.of_package()
         made: dict[str, HttpHandler] = {
             metrics.PATH: Metrics(overview, access.admit_operator).answer,
-            PROJECT_PATH: Project(facts, device_admin.flops_by_hour, Clocks().steady).answer,
+            PROJECT_PATH: Project(
+                facts,
+                device_admin.flops_by_hour,
+                overview.training,
+                access.key_state,
+                Clocks().steady,
+            ).answer,
         }
 
         def pages(request: HttpRequest) -> HttpAnswer | None:

@@ -202,14 +202,14 @@ class RateLimit:
 _logger = logging.getLogger(__name__)
 
 LINES: Final = 10  # refusals with their own log line per window
-WINDOW_S: Final = 10.0  # length of a window, at whose end the other refusals are summarized
+WINDOW_S: Final = 60.0  # length of a window, at whose end the other refusals are summarized
 
 
 class RejectionLog:
     """Logs refused connections. Reasons must not quote text from unknown clients.
 
-    In each window of `WINDOW_S` seconds, the first `lines` refusals are logged one by one, and the
-    others are summarized.
+    In each window of `WINDOW_S` seconds, up to `lines` refusals with different addresses or reasons
+    are logged one by one, and the others are summarized.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class RejectionLog:
         self._lines = lines
         self._left = 0
         self._open = False
+        self._told: set[tuple[str, str]] = set()  # addresses and reasons with a line of their own
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
@@ -230,15 +231,18 @@ class RejectionLog:
         if not self._open:
             self._open, self._left = True, self._lines
             self._call_later(WINDOW_S, self.flush)
-        if self._left:
+        kind = _without_numbers(reason.replace(address, "there"))
+        if self._left and (address, kind) not in self._told:
             self._left -= 1
+            self._told.add((address, kind))
             self._write(f"{address}: {reason}")
         else:
-            self._untold[_without_numbers(reason.replace(address, "there"))] += 1
+            self._untold[kind] += 1
 
     def flush(self) -> None:
         """Log a summary of the counted refusals and end the current window."""
         self._open = False
+        self._told.clear()
         if self._untold:
             reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
             total = sum(self._untold.values())

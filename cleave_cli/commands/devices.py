@@ -14,7 +14,7 @@ from typer import Argument, Option
 from cleave.errors import UsageError
 from cleave.transport.addresses import app_link
 from cleave_cli.operator_link import Data, Server, ask, say_decided, when
-from cleave_cli.options import Json, human_bytes, only_here
+from cleave_cli.options import Json, browsers_warn, human_bytes, only_here
 from cleave_cli.render.text import (
     Csv,
     Form,
@@ -33,8 +33,12 @@ code must be valid until then. For a phone that works at night, add --minutes 14
 To install the app, build it from a copy of Cleave (android_client/build_apk.sh), then either
   adb install -r android_client/build/cleave.apk    (phone on a cable, USB debugging on)
 or copy that file to the phone and open it there; Android asks to allow this source of apps.
-If the phone's camera does not open the link, tap "Open in the app" on the page that `cleave pair`
-links to, or paste the link into the app."""
+If the phone's camera does not open the link, paste the link into the app, or open this page in the
+phone's browser and tap "Open in the app":
+
+  {page_url}"""
+
+_HAS_APP: Final = "&app=1"  # tells the join page to offer the app
 
 
 def pair(
@@ -117,7 +121,10 @@ def pair(
     elif qr:
         typer.echo(qr_code(url), err=True)
     if android:
-        typer.echo(_SIDELOADING, err=True)
+        page_url = answer["page_url"] + _HAS_APP
+        typer.echo(_SIDELOADING.format(page_url=page_url), err=True)
+    elif warning := browsers_warn(url):
+        typer.echo(warning, err=True)
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:

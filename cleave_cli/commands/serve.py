@@ -26,7 +26,7 @@ from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
 from cleave.transport.addresses import is_loopback
 from cleave_cli.fleet_options import ClusterOptions, ray_of
-from cleave_cli.options import need_train_extra, only_here
+from cleave_cli.options import browsers_warn, need_train_extra, only_here
 from cleave_cli.render.text import printable, qr_code
 from cleave_cli.stopping import ending_signals
 
@@ -423,8 +423,9 @@ def _welcome(
         typer.echo(f"to add a device, {_how(page_url)}\n", err=True)
     else:
         _show(page_url)
-    if here := only_here(page_url):
-        typer.echo(f"{here}\n", err=True)
+    for note in (only_here(page_url), browsers_warn(page_url)):
+        if note:
+            typer.echo(f"{note}\n", err=True)
     if relayed := _relayed(server):
         typer.echo(f"{relayed}\n", err=True)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)

@@ -15,7 +15,7 @@ import pytest
 
 from cleave.errors import UsageError
 from cleave_cli.commands.serve import printed_log, serve
-from cleave_cli.options import only_here
+from cleave_cli.options import browsers_warn, only_here
 from cleave_cli.stopping import ending_signals
 
 
@@ -23,6 +23,14 @@ def test_which_addresses_are_of_this_machine_alone() -> None:
     for host in ("127.0.0.1", "localhost", "[::1]"):
         assert "--host 0.0.0.0" in only_here(f"http://{host}:8765/join#c=x")
     assert only_here("https://192.0.2.7:8765/join#c=x") == ""
+
+
+def test_a_link_with_an_unknown_certificate_comes_with_what_to_tell_its_reader() -> None:
+    url = "https://192.0.2.7:8765/join#c=x&s=y"
+    assert browsers_warn(url) == ""
+    warning = browsers_warn(f"{url}&fp=sha256:{'0' * 64}")
+    assert "Proceed" in warning
+    assert "visit this" in warning
 
 
 LOGGER = logging.getLogger("cleave.server.anything")

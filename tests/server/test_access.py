@@ -103,6 +103,26 @@ def test_a_code_is_exchanged_for_a_credential_that_lasts(access: Access) -> None
     assert reserve.identity == first.identity
 
 
+def test_a_page_learns_what_its_key_is_worth_before_it_joins(access: Access, clock: Clock) -> None:
+    def worth(key: str) -> str:
+        return access.key_state(key, HERE)
+
+    code, other = access.pair(), access.pair(life_s=5)
+    assert worth(code.text) == worth(code.text.lower()) == "open"
+    device = come(access, code.text)  # asking has not used it up
+    assert worth(code.text) == "used up"
+    assert worth(device.credential) == "known"
+    clock.now_s += 6
+    assert worth(other.text) == "expired"
+    access.statuses.decide(device.identity, "device 1", AccessStatus.QUARANTINED, "wrong")
+    assert worth(device.credential) == "quarantined"
+    assert worth("") == worth("7KQ4-MWX2-PDH9") == "unknown"
+    while access._attempts.wait_s(HERE) <= 0:
+        assert worth("AAAA-BBBB-CCCC") == "unknown"
+    assert worth("AAAA-BBBB-CCCC") == ""  # too many were tried
+    assert worth(device.credential) == "quarantined"
+
+
 def test_secrets_are_not_stored(access: Access) -> None:
     code = access.pair()
     admission = come(access, code.text)

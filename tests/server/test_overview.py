@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -38,10 +39,12 @@ from cleave.server.api.overview import (
     Question,
     Rates,
     ServerFacts,
+    Training,
     stages_answer,
 )
 from cleave.server.block_times import KEPT, MOST_SPANS, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.energy import EnergyMeter
+from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
 from tests.scheduler.stage_devices import step_work
@@ -394,7 +397,7 @@ def test_any_fleet_fits_a_reply(
     assert seen["devices"]["total"] == 5000
     assert seen["devices"]["by"] == [[None, "ready", 5000]]
     assert 0 < len(seen["devices"]["rows"]) < 5000
-    assert len(msgpack.packb(_long_step())) <= overviews.STEP_BYTES
+    assert len(msgpack.packb(to_dict(_a_step()))) <= overviews.STEP_BYTES
     room = overviews.MAX_RECORDS_BYTES + overviews.MAX_TILES * 46
     holder = HolderView(10**6, *[10**4] * 4)
     stage = StageView(100, 100, False, 10**4, 10**4, 10**4, (holder,) * 100)
@@ -404,6 +407,30 @@ def test_any_fleet_fits_a_reply(
     assert {one["devices"] for one in stages["stages"]} == {100}
     room += len(msgpack.packb(stages)) + overviews.MAX_JOBS * 500
     assert len(msgpack.packb(seen)) + room < limits.MAX_HEADER_BYTES
+
+
+def test_owners_of_devices_are_told_what_a_device_moves_now(
+    overview: Overview, fleet: Fleet
+) -> None:
+    assert overview.training() == Training()
+    job = TrainingJob("job-1", 1, {}, 20, "opt-nano")
+    queue = SimpleNamespace(all=lambda: [job], running=job)
+    overview.jobs = cast(Jobs, queue)
+    job.state = JobState.RUNNING
+    fleet.join(1)
+    assert overview.training() == Training("running", 1)  # no step tells how much it is
+    for wall_s in (600.0, 2.0, 2.0):  # the first step waited for a device
+        traffic = Traffic(BytesByKind(tiles=6_000_000, other=10**9), BytesByKind(tiles=2_000_000))
+        step = dataclasses.replace(_a_step(), wall_s=wall_s, traffic=traffic)
+        job.records.append(to_dict(step))
+    job.records.append({"event": "eval", "step": 3})
+    assert overview.training() == Training("running", 1, 4e6)
+    fleet.join(2)
+    assert overview.training() == Training("running", 2, 2e6)
+    overview.combine = lambda answer, question: answer  # other servers have devices, too
+    assert overview.training() == Training("running", None)
+    job.state, queue.running = JobState.DONE, None
+    assert overview.training() == Training("done", None)
 
 
 # --- its parts ---
@@ -490,7 +517,7 @@ def test_block_times_follow_the_order_of_runs() -> None:
     assert all(span.start_s <= span.end_s for span in spans)
 
 
-def _long_step() -> dict[str, Any]:
+def _a_step() -> StepRecord:
     """Return a step's record with the longest numbers."""
     most = 2**53
     kinds = BytesByKind(**{each.name: most for each in dataclasses.fields(BytesByKind)})
@@ -498,5 +525,11 @@ def _long_step() -> dict[str, Any]:
     numbers: dict[str, Any] = {
         each.name: most for each in dataclasses.fields(StepRecord) if each.type in ("int", "float")
     }
-    step = StepRecord(**numbers, clock="virtual", method="stages", traffic=traffic, saved=traffic)
-    return to_dict(dataclasses.replace(step, against_loss=1.5))
+    return StepRecord(
+        **numbers,
+        clock="virtual",
+        method="stages",
+        traffic=traffic,
+        saved=traffic,
+        against_loss=1.5,
+    )

@@ -121,11 +121,13 @@ def test_many_refusals_are_few_lines(notes: list[str]) -> None:
     for _ in range(1000):
         log.refused("192.0.2.1", "wrong credential")
     log.refused("192.0.2.2", "too late")
-    assert notes == ["2026-01-02 03:04:05 refused 192.0.2.1: wrong credential"] * 2
-    windows.pop()()
-    assert notes[2:] == [
-        "2026-01-02 03:04:05 refused 999 more (998 times: wrong credential; 1 times: too late)"
+    log.refused("192.0.2.3", "wrong credential")  # no line is left for it
+    assert notes == [  # one line for each address and reason
+        "2026-01-02 03:04:05 refused 192.0.2.1: wrong credential",
+        "2026-01-02 03:04:05 refused 192.0.2.2: too late",
     ]
+    windows.pop()()
+    assert notes[2:] == ["2026-01-02 03:04:05 refused 1,000 more (1,000 times: wrong credential)"]
     log.refused("192.0.2.1", "wrong credential")  # a new window
     assert len(notes) == 4
     windows.pop()()
@@ -134,7 +136,7 @@ def test_many_refusals_are_few_lines(notes: list[str]) -> None:
     for wait_s in range(5):  # numbers make no line of their own
         log.refused("192.0.2.1", f"too many from 192.0.2.1; try again in {wait_s} s")
     windows.pop()()
-    assert "(3 times: too many from there; try again in … s)" in notes[-1]
+    assert "(4 times: too many from there; try again in … s)" in notes[-1]
 
 
 @given(

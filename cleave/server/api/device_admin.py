@@ -111,7 +111,7 @@ class DeviceAdmin:
         found = [code for code in self._access.codes() if code.id == wanted]
         if not found or type(wanted) is not int:
             raise unknown("join code", wanted, [code.id for code in self._access.codes()])
-        state = _state(found[0], self._clock())
+        state = found[0].state(self._clock())
         if state != "open":
             raise UsageError(
                 f"join code {wanted} is {state}, so nobody can join with it; nothing was changed"
@@ -233,19 +233,10 @@ class DeviceAdmin:
         return {"device": self._describe(found, self._here()), "unwritten": unwritten}
 
 
-def _state(code: CodeRecord, now_s: float) -> str:
-    """Return a join code's state for users: open, void, used up or expired."""
-    if code.is_open(now_s):
-        return "open"
-    if code.void:
-        return "void"
-    return "used up" if code.used >= code.uses else "expired"
-
-
 def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: float) -> Answer:
     return {
         "id": code.id,
-        "state": _state(code, now_s),
+        "state": code.state(now_s),
         "reason": code.void,
         "uses": code.uses,
         "used": code.used,

@@ -10,12 +10,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
+from statistics import median
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.counters import FleetCounters, StepProgress
+from cleave.scheduler.counters import FleetCounters, StepProgress, TrafficKind
 from cleave.scheduler.sessions.session import DeviceState, EventKind, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import StepView
@@ -86,6 +87,7 @@ MAX_STREAMS: Final = 24
 STREAM_S: Final = 300.0  # maximum length in seconds of the device activity that a stream covers
 STEP_BYTES: Final = 1000  # maximum size of a training step's record without devices, in bytes
 _ROW_BYTES: Final = 173  # maximum size of a device's row without its name and reason
+_FORECAST_STEPS: Final = 9  # latest steps from which the use of data is forecast
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 _MAX_REASON: Final = 120
@@ -113,6 +115,23 @@ class ServerFacts:
     ingress_bytes_per_s: float | None = None
     title: str = ""  # person or project that asks for devices, shown to device owners
     about: str = ""  # what the devices train, shown to device owners
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What owners of devices are told about the training.
+
+    Attributes:
+        state: state of the running or else the latest job, a value of `JobState`; empty without
+            jobs.
+        devices: number of connected devices; None if other servers have devices, too.
+        bytes_per_device_s: data that one of them moves per second of training, in both directions;
+            None if unknown.
+    """
+
+    state: str = ""
+    devices: int | None = 0
+    bytes_per_device_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +188,7 @@ class Overview:
         self._trouble = trouble
         self.live: Live | None = None
         self.jobs: Jobs | None = None
-        self.combine: Callable[[Answer, Question], Answer] = lambda answer, question: answer
+        self.combine: Callable[[Answer, Question], Answer] = _alone
         self.energy_elsewhere: Callable[[], Sequence[EnergySums]] = tuple
         self._facts = facts
         self.events = events
@@ -256,6 +275,17 @@ class Overview:
             ],
         }
         return self.combine(answer, question)
+
+    def training(self) -> Training:
+        """Return what owners of devices are told about the current or latest job."""
+        devices = None
+        if self.combine is _alone:
+            devices = len(_joined(self.live)) if self.live else 0
+        job = self._wanted("")
+        if job is None:
+            return Training(devices=devices)
+        per_s = _bytes_per_s(job.records) if job.is_running else None
+        return Training(job.state.value, devices, per_s / devices if per_s and devices else None)
 
     def energy(self) -> EnergySums:
         """Return the energy totals of this server's devices, including ended sessions."""
@@ -485,6 +515,28 @@ def _earlier_row(job: StoredJob) -> Answer:
         "loss": job.loss,
         "earlier": True,
     }
+
+
+def _alone(answer: Answer, question: Question) -> Answer:
+    """Return the overview of a server that trains without other servers."""
+    return answer
+
+
+def _bytes_per_s(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the data that all devices move per second in the latest steps; None if unknown.
+
+    The result is the median, because a step that waits for its first device takes long. It omits
+    what does not belong to the training, such as the tests of new devices.
+    """
+    steps: list[float] = []
+    for record in reversed(records):
+        if record.get("event") == "step" and record["wall_s"] > 0:
+            kinds = [*record["traffic"]["down"].items(), *record["traffic"]["up"].items()]
+            moved = sum(nbytes for kind, nbytes in kinds if kind != TrafficKind.OTHER)
+            steps.append(moved / record["wall_s"])
+        if len(steps) == _FORECAST_STEPS:
+            break
+    return median(steps) if steps else None
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

@@ -12,12 +12,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from cleave.server.api.overview import ServerFacts
+from cleave.server.api.overview import ServerFacts, Training
 from cleave.server.store.store import StoreError
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
@@ -181,16 +181,22 @@ def _read(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
 PROJECT_PATH: Final = "/project.json"
 
 PROJECT_FRESH_S: Final = 5.0
-"""Time for which a response is reused, because anybody may ask, and counting takes time."""
+"""Time for which the counted work is reused, because anybody may ask, and counting takes time."""
 
 
 class Project:
     """Handles requests for `/project.json`, which anybody may read.
 
+    A browser may send its join code or credential: `Authorization: Bearer KEY`. Then the response
+    also contains what the key is worth, as `key`. A key is never part of a URL, because URLs are
+    logged.
+
     Args:
         facts: facts about the server. The response contains `title` and `about`.
         flops_by_hour: returns the work of all devices in the last hours, as
             `Store.flops_by_hour` does. A page computes its device's share of a day from it.
+        training: returns the state of the training, which the response contains as `training`.
+        key_state: returns what a key from an IP address is worth, as `Access.key_state` does.
         clock: monotonic clock, in seconds.
     """
 
@@ -198,24 +204,34 @@ class Project:
         self,
         facts: ServerFacts,
         flops_by_hour: Callable[[], list[tuple[int, float]]],
+        training: Callable[[], Training],
+        key_state: Callable[[str, str], str],
         clock: Callable[[], float],
     ) -> None:
         self._facts = facts
         self._flops_by_hour = flops_by_hour
+        self._training = training
+        self._key_state = key_state
         self._clock = clock
         self._made_s = -math.inf
-        self._body = b""
+        self._hours: list[tuple[int, float]] = []
 
     def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the project as a JSON object with `title`, `about` and `flops_by_hour`."""
+        """Return the project as a JSON object."""
         if self._clock() - self._made_s >= PROJECT_FRESH_S:
-            self._made_s, self._body = self._clock(), json.dumps(self._described()).encode()
+            self._made_s = self._clock()
+            try:
+                self._hours = self._flops_by_hour()
+            except StoreError:  # the rest is still worth showing, and operators see the error
+                self._hours = []
+        project: dict[str, object] = {
+            "title": self._facts.title,
+            "about": self._facts.about,
+            "training": asdict(self._training()),
+            "flops_by_hour": self._hours,
+        }
+        scheme, _, key = request.authorization.partition(" ")
+        if scheme == "Bearer" and key:
+            project["key"] = self._key_state(key, request.address)
         headers = (("Content-Type", "application/json"), ("Cache-Control", "no-store"))
-        return HttpAnswer(200, (*headers, NO_SNIFFING), self._body)
-
-    def _described(self) -> dict[str, object]:
-        try:
-            hours = self._flops_by_hour()
-        except StoreError:  # the rest is still worth showing, and operators see the error
-            hours = []
-        return {"title": self._facts.title, "about": self._facts.about, "flops_by_hour": hours}
+        return HttpAnswer(200, (*headers, NO_SNIFFING), json.dumps(project).encode())

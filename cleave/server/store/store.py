@@ -168,7 +168,15 @@ class CodeRecord:
 
     def is_open(self, now_s: float) -> bool:
         """Return whether a device may join with the code at Unix time `now_s`."""
-        return not self.void and self.used < self.uses and self.expires_s > now_s
+        return self.state(now_s) == "open"
+
+    def state(self, now_s: float) -> str:
+        """Return the code's state for users: open, void, used up or expired."""
+        if self.void:
+            return "void"
+        if self.used >= self.uses:
+            return "used up"
+        return "open" if self.expires_s > now_s else "expired"
 
 
 @dataclass(frozen=True, slots=True)
