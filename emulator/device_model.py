@@ -1,7 +1,8 @@
 """The model of an emulated device: its links, the bottlenecks that links share, and its processor.
 
-A device has a link per direction. A link sends one message at a time. A message arrives one latency
-after its last byte is sent.
+A device has one link per direction. A link sends one message at a time. A message arrives one
+latency after its last byte is sent.
+
 Drift multiplies the rate by exp(sigma x - sigma^2/2), where x is fractional Gaussian noise. Jitter
 adds to the latency and never reorders messages. If a fraction p of the packets is lost, a TCP
 connection reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997) and resends these packets.

@@ -278,12 +278,12 @@ def _holder(path: Path) -> subprocess.Popen[str]:
 def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path: Path, *, killed: bool) -> None:
     path = tmp_path / LOCK
     with _holder(path) as held:
-        with pytest.raises(LockedError, match=f"process {held.pid} uses"):
+        with pytest.raises(LockedError, match=f"in use by process {held.pid}"):
             Lock(path)
         held.kill() if killed else held.communicate("")
         held.wait()
     for _ in range(2):
-        with Lock(path), pytest.raises(LockedError, match=f"process {os.getpid()} uses"):
+        with Lock(path), pytest.raises(LockedError, match=f"in use by process {os.getpid()}"):
             Lock(path)  # another job of the same process
     assert path.read_bytes() == b""
 

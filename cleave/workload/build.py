@@ -65,7 +65,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
             f"is a model on the Hugging Face Hub, run `hf download {name_or_folder}`, and try "
             f"again."
         )
-    raise UsageError(f"There is no folder {name_or_folder!r} with a model: check the path.")
+    raise UsageError(f"There is no folder {name_or_folder!r} with a model; check the path.")
 
 
 def hub_folder(name: str) -> Path | None:

@@ -309,7 +309,7 @@ def own(
     """
     answer = ask("own", {"device": name, "own": not no}, server, data)
     marked = (
-        "is no longer your own: it may train whole layers only if the server allows this for any "
+        "is no longer your own: it trains whole layers only if the server allows this for any "
         "device (--stages-on any)"
         if no
         else "is your own: it may train whole layers"

@@ -89,7 +89,7 @@ def test_unknown_devices_are_said_and_not_counted() -> None:
     assert (found.devices, found.devices_unknown, found.embodied_unknown) == (5, 3, 3)
     assert not found.complete
     assert found.operational_gco2e is found.attributed_gco2e is None
-    assert "3 of 5 devices: their power is unknown, not counted" in found.assumed
+    assert "3 of 5 devices: power unknown, not counted" in found.assumed
 
 
 def test_what_is_unknown_of_all_devices_is_unknown_and_not_zero() -> None:

@@ -34,7 +34,7 @@ def test_rows_are_the_parts_of_both_sides() -> None:
         "" if part["energy_j"] is None else str(part["energy_j"]) for _, part in parts
     ]
     tables = here("footprint", *AGAINST).stdout
-    assert "energy without the network: the fleet takes" in tables
+    assert "energy without the network: the fleet's is" in tables
     assert "3 of 4 devices: power of a typical laptop" in tables
 
 

@@ -74,7 +74,7 @@ def words(text: str) -> str:
         (SMALL, ["4 devices", "the server computes 1 GFLOP/s", "Using stages: a step takes"]),
         ((*SMALL, "--method", "tiles"), ["lm_head fwd", "limits most of the step: "]),
         (GEMM, ["700 x 900 x 1100", "no plan beats", "limited by", " of 8, "]),
-        ((*STEP, "--method", "local"), ["GFLOP/s, as this machine"]),  # which is measured
+        ((*STEP, "--method", "local"), ["GFLOP/s, measured here"]),  # which is measured
     ],
 )
 def test_plans_as_people_see_them(arguments: tuple[str, ...], said: list[str]) -> None:
@@ -152,7 +152,7 @@ def test_a_method_that_is_not_possible_says_why(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "--method stages is refused: a layer needs" in done.stderr
     fp16 = here("plan", *SMALL, "--method", "stages", "--dtype", "fp16")
-    assert "stages travel in bf16 or fp32" in words(fp16.stderr)
+    assert "stages support bf16 and fp32" in words(fp16.stderr)
 
 
 @pytest.mark.nightly  # tests/planner/test_forecast.py tests the search
@@ -324,7 +324,7 @@ def test_numbers_of_servers_side_by_side() -> None:
     assert found[0]["step_s"] == document(*stages)["methods"][0]["step_s"]
     text = words(shown(*stages, "--servers", "1,2"))
     assert "time of the exchange between servers" in text
-    assert "2 servers" in text.rpartition("gets.")[2]  # whether they pay
+    assert "2 servers" in text.rpartition("devices.")[2]  # whether they pay
 
 
 @pytest.mark.parametrize(
