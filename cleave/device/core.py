@@ -284,7 +284,7 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + result_bytes > self.memory_bytes:
             raise _CannotRunError(
-                f"the result needs {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
+                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
             )
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
