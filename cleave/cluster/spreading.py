@@ -95,8 +95,8 @@ Knowing = Callable[[], Sequence[float | None]]
 """Function that returns, for each endpoint, how recent the endpoint's list of admitted devices is.
 
 The value is a time on the first server's clock. The endpoint knows all devices that were admitted
-before that time. None means that the endpoint is lost, was restarted, or has an old list. If it is
-None, no devices are moved to the endpoint, and pending moves to it are forgotten.
+before that time. None means that the endpoint is lost, was restarted, or has an old list. In this
+state, no devices are moved to the endpoint, and pending moves to it are discarded.
 """
 
 

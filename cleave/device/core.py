@@ -33,7 +33,7 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15  # most FLOPs counted per graph run; the fastest GPU takes seconds
+_MOST_FLOPS: Final = 10**15  # maximum FLOPs counted per graph run; the fastest GPU needs seconds
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 

@@ -104,7 +104,7 @@ class Fleet:
         """Wait until `devices` devices are connected and may receive tasks.
 
         Args:
-            timeout: maximum wait in seconds on the fleet's clock; None for no limit.
+            timeout: maximum wait in seconds on the fleet's clock; None to wait without limit.
 
         Raises:
             FleetError: if too few devices join within `timeout`, or if no more devices will join.

@@ -29,7 +29,7 @@ _LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 class FleetRuntime(ABC):
     """Interface for running the GEMMs and the steps by stages of one fleet.
 
-    Timeouts are in seconds on the runtime's clock; None for no limit.
+    Timeouts are in seconds on the runtime's clock; None means no timeout.
     """
 
     clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`

@@ -54,7 +54,7 @@ class Fallback:
 class Leaving:
     """Limit on how long training waits for the current step after a stop request.
 
-    Without available devices, the wait ends at once. With available devices, it ends after
+    Without available devices, the wait ends immediately. With available devices, it ends after
     `STEP_END_S` seconds.
 
     Args:

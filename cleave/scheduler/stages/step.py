@@ -429,7 +429,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use a request's results. `repeated`: whether the PS recomputed and confirmed them."""
+        """Use a request's results. `repeated` says whether the PS recomputed and confirmed them."""
         if request not in self._requests:
             return
         self._requests.discard(request)
