@@ -344,7 +344,7 @@ class DeviceCore:
         for name in message.inputs:
             array = self._store.get(name)
             if not isinstance(array, StoredArray):
-                raise _CannotRunError(f"array {name} is not here")
+                raise _CannotRunError(f"array {name} is not stored on this device")
             arrays.append(array)
         pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
         shapes = set()
@@ -382,7 +382,7 @@ def _input(name: int, found: Stored | None) -> GraphInput:
     if not name:
         return None
     if found is None or isinstance(found, StoredGraph):
-        raise _CannotRunError(f"array {name} is not here")
+        raise _CannotRunError(f"array {name} is not stored on this device")
     return found
 
 

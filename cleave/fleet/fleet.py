@@ -113,7 +113,7 @@ class Fleet:
             return
         _log.info("waiting for devices: %d of %d are connected", self.device_count, devices)
         if not self.runtime.wait_until(lambda: self.device_count >= devices, timeout):
-            until = "no more will join" if timeout is None else f"after {timeout:g} s"
+            until = "and no more will join" if timeout is None else f"after {timeout:g} s"
             raise FleetError(
                 f"{self.device_count} of {devices} devices are connected, {until}; "
                 f"let more devices join, or wait for fewer devices"

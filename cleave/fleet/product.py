@@ -182,6 +182,6 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
         )
     if out.dtype not in (dtype, DType.FP32):
         raise ValueError(
-            f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
+            f"a {dtype.value} product must be in {dtype.value} or fp32, not {out.dtype.value}"
         )
     return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype

@@ -269,7 +269,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last, make the device ready or send it the rates."""
+        """Handle a probe result. After the last result, make the device ready or send the rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed its arithmetic test: {probe.fault}"

@@ -62,10 +62,10 @@ class Estimate:
         if self.late_s:
             how = f"its answers arrive {self.late_s:.2g} s late"
         elif self.slowness > 1:
-            how = f"it takes {self.slowness:.2g} times as long as its rates say"
+            how = f"it takes {self.slowness:.2g} times as long as its rates predict"
         else:
             return ""
-        return f"{how}; it gets less work, or none, until that changes"
+        return f"{how}; it gets fewer tasks, or none, until this changes"
 
     def of(self, rates: DeviceRates) -> DeviceRates:
         """Return a device's rates with these corrections applied."""

@@ -295,7 +295,7 @@ class JobLog:
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Sum sessions' work by device profile, device kind, and whether energy was measured.
+    """Sum the sessions' work by device profile, device kind, and whether energy was measured.
 
     Return the usage of each group, and the number of devices that run on their server's machine.
     """
