@@ -147,7 +147,7 @@ class Endpoint:
         return (None, future.error) if future.error else (future.out.array, "")
 
     def withdraw(self, number: int) -> None:
-        """Withdraw a GEMM. The worker must still call `wait` for it."""
+        """Withdraw a GEMM. The worker must still call `wait` with the GEMM's number."""
         if (future := self._futures.get(number)) is not None and not future.done:
             self._runtime.withdraw(future)
 

@@ -83,9 +83,7 @@ class ActorCalls:
             cause = error.cause
             raise cause if isinstance(cause, CleaveError) else error from None
         except RayError as lost:
-            raise EndpointLostError(
-                "its endpoint does not answer, and is started again by Ray"
-            ) from lost
+            raise EndpointLostError("its endpoint does not answer; Ray restarts it") from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Start a method call on the actor, without waiting for the call to end."""
@@ -113,7 +111,7 @@ class ConnectionCalls:
             connection.send((name, arguments))
             if not connection.poll(timeout_s):
                 connection.close()
-                raise EndpointLostError(f"the first server does not answer within {timeout_s} s")
+                raise EndpointLostError(f"the first server did not answer within {timeout_s} s")
             answer, error = connection.recv()
         except (OSError, EOFError, AuthenticationError) as lost:
             raise EndpointLostError(f"the first server does not answer: {lost}") from lost

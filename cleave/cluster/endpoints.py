@@ -38,7 +38,7 @@ class EndpointRuntime(FleetRuntime):
     """A fleet runtime that calls an endpoint. `call` waits for the result, but `tell` need not."""
 
     clock = "wall"
-    keeps_state = False  # it sends each array to the endpoint once, so snapshots could not change
+    keeps_state = False  # each array is sent only once, so a snapshot could not be updated
 
     def __init__(self, call: Call, tell: Call) -> None:
         self._call = call
@@ -46,7 +46,7 @@ class EndpointRuntime(FleetRuntime):
         call("attach")
         self._before = call("of_runtime", "counters")
         self._sent: set[int] = set()
-        self._unbound: set[int] = set()  # operands whose elements the endpoint has dropped
+        self._unbound: set[int] = set()  # operands whose matrices the endpoint has freed
         self._packer = Packer()
         self._view: FleetView = call("view")
         self._seen_s = time.monotonic()
@@ -323,7 +323,7 @@ def open_endpoints(
     started = [_Starting(ray, start) for start in starts]  # endpoints start in parallel
 
     def say_waiting(why: str) -> None:
-        say(f"waiting {FREED_S:.0f} s at most for servers that may end just now: {why}")
+        say(f"waiting up to {FREED_S:.0f} s for servers that may be shutting down: {why}")
 
     calls: list[EndpointCalls] = [
         ActorCalls(retried(each.opened, PortInUseError, FREED_S, say_waiting)) for each in started
@@ -348,10 +348,10 @@ class _Starting:
         except self._ray.exceptions.RayError as error:
             why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
             why = (
-                why.partition(": ")[2].partition(";")[0] or "the endpoint of a server did not open"
+                why.partition(": ")[2].partition(";")[0] or "the endpoint of a server did not start"
             )
             kind = PortInUseError if "in use" in why else UsageError
-            raise kind(f"{why}; give another port, or stop what uses it") from error
+            raise kind(f"{why}; give another port, or stop the program that uses it") from error
         return actor
 
 

@@ -104,7 +104,7 @@ class Membership:
         member = self._members.get(hash_secret(hello.credential))
         identity = member.admission.identity if member is not None else None
         if member is None or identity is None or identity in self._quarantined:
-            reason = "this server does not know this device: first join the first of the servers"
+            reason = "this server does not know this device; join the first server first"
             return Refusal(ErrorCode.LIMIT, reason, RETRY_S)
         if hello.measure:
             return Admission(measured_by=f"device {identity}", measures=identity)
@@ -113,7 +113,9 @@ class Membership:
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
         """Refuse every operator and viewer, because they use the first server."""
-        return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
+        return Refusal(
+            ErrorCode.CREDENTIAL, "this is not the first server, so it does not accept operators"
+        )
 
     def failed(self, address: str) -> bool:
         """Return True to permit any number of attempts, because credentials cannot be guessed."""

@@ -143,7 +143,7 @@ class _Training:
             failure = self._ray.get(self._board.failure.remote())
             used: list[RunEnergy] = self._ray.get(self._board.energy.remote())
         except self._ray.exceptions.RayError as lost:  # the servers then exit by themselves
-            why = f"the process in which servers report was lost: {ending(str(lost))}"
+            why = f"the process that collects the servers' reports was lost: {ending(str(lost))}"
             raise CleaveError(why) from lost
         if failure:
             raise CleaveError(failure)
@@ -157,7 +157,9 @@ class _Training:
             self._began = True
             if self._waits:
                 self._waits = False
-                self._report(ServersRecord("running", "there is room for the servers"))
+                self._report(
+                    ServersRecord("running", "the cluster has enough free cores for the servers")
+                )
             self._report(record)
         while not self._said.empty():
             record = self._said.get()
@@ -182,7 +184,7 @@ class _Training:
 
     def _start_again(self, error: BaseException) -> None:
         why = ending(str(error)).why
-        text = f"the servers did not start, and are started again: {why}"
+        text = f"the servers did not start, and are restarted: {why}"
         self._said.put(ServersRecord("running", text))
 
     def _fit(self) -> None:
@@ -223,8 +225,8 @@ def _board_of(ray: Any) -> Any:
         ray.get(board.stopping.remote())
     except ray.exceptions.RayError as error:
         raise CleaveError(
-            "the Ray cluster starts nothing for this machine; start its nodes with "
-            "RAY_AUTH_MODE=token, as docs/scale.md says, and with the version of Ray that is here"
+            "the Ray cluster does not start processes for this machine; start its nodes with "
+            "RAY_AUTH_MODE=token (see docs/scale.md) and with this machine's version of Ray"
         ) from error
     return board
 

@@ -78,9 +78,9 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
     """Return a message that tells users that too few cores are free for the servers."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
-        f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
-        f"{sum(nodes)}, some of them in use perhaps; training continues once there is room (a node "
-        "joins with: ray start --address HOST:PORT)"
+        f"Ray has too few free cores for {servers} servers with {each} each: its nodes have "
+        f"{sum(nodes)} in total, some perhaps in use; training continues once enough are free (add "
+        "a node with: ray start --address HOST:PORT)"
     )
 
 
@@ -107,9 +107,9 @@ _RAYS_OWN: Final = ("RayTaskError", "RayActorError", "ActorDiedError", "ActorUna
 _MOST_SHOWN: Final = 300  # maximum length of a reason, in characters
 
 _NEED_LESS: Final = (
-    "use fewer servers on a machine, a machine with more memory, or --memory sharded (Ray ends "
-    "processes once more than a share of a machine's memory is in use: 0.95, unless its node was "
-    "started with another RAY_memory_usage_threshold)"
+    "use fewer servers per machine, a machine with more memory, or --memory sharded (Ray ends "
+    "processes when a machine's memory use exceeds RAY_memory_usage_threshold, which is 0.95 by "
+    "default)"
 )
 
 
@@ -133,14 +133,14 @@ def ending(text: str) -> Ending:
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return Ending("the memory of its machine ran out", _NEED_LESS)
     if any(sign in text for sign in _NODE_GONE):
-        return Ending("its node of Ray's cluster is gone")
+        return Ending("its node left the Ray cluster")
     raised = [found for found in _RAISED.findall(text) if found[0] not in _RAYS_OWN]
     if raised:
         return Ending(_short(f"{raised[-1][0]}: {raised[-1][1]}"))
     if any(sign in text for sign in _PROCESS_GONE):
-        return Ending("its process was killed, or crashed", "the system's log may say more")
+        return Ending("its process was killed or crashed", "the system's log may say more")
     if any(sign in text for sign in _SILENT):
-        return Ending("its process does not answer, nor perhaps its node of Ray's cluster")
+        return Ending("its process does not answer, and perhaps its Ray node does not either")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return Ending(_short(lines[0] if lines else "Ray does not say why"))
 
@@ -172,14 +172,14 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Increment and return a server's start count. Each new step resets all counts to 1."""
+        """Increment and return a server's start count. A new step resets all counts to 1."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
         """Add a record. `step` is the step that the record reports as completed, or 0 if none."""
         self._records.append(record)
-        if step > self._step:  # a step repeated after a restart is no progress
+        if step > self._step:  # a step repeated after a restart does not count as progress
             self._step = step
             self._starts = dict.fromkeys(self._starts, 1)
 
@@ -216,13 +216,13 @@ class Board:
     def lost(self, rank: int, why: Ending) -> None:
         """Record why a server was lost and add a note that all servers restart."""
         self._loss = f"server {rank + 1}: {why}"
-        note = f"server {rank + 1} was lost, and all start again: {why.why}"
+        note = f"server {rank + 1} was lost, so all servers restart: {why.why}"
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
         """Mark the training as failed because a server started `starts` times without progress."""
         last = f"; the last time, {self._loss}" if self._loss else ""
-        self.fail(f"the servers were lost {starts} times without a step{last}")
+        self.fail(f"the servers were lost {starts} times without completing a step{last}")
 
     def fail(self, text: str) -> None:
         """Mark the training as failed. Only the reason in the first call is stored."""

@@ -148,10 +148,10 @@ class _Other:
     start: str = ""  # the `Seen.start` of the current process; empty before the first poll
     seen: Seen | None = None  # at the last poll; None while the server is lost
     before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)  # by lost `start`
-    knows: int = -1  # version of the list last sent; -1 for none
+    knows: int = -1  # version of the last list sent; -1 if no list was sent
     taken: int = 0  # number of reports taken from its current process
     after_event: int = 0  # id of the last event received from it
-    told_s: float = -math.inf  # the list sent last contains all devices admitted before this time
+    told_s: float = -math.inf  # the last list sent contains all devices admitted before this time
     is_new: bool = False  # whether its process was replaced since the last balancing
     wake: threading.Event = field(default_factory=threading.Event)  # set to poll now
 
@@ -273,7 +273,7 @@ class Servers:
             was_there = other.seen is not None
             self._look_at(other)
             if other.seen is None and was_there:
-                _log.warning("server %d does not answer; Ray starts it again", number)
+                _log.warning("server %d does not answer; Ray restarts it", number)
             other.wake.wait(LOOK_S)
             other.wake.clear()
         try:
@@ -410,8 +410,8 @@ def serving_together(
         if not endpoints.on_one_machine and is_loopback(config.host):
             others.close()
             raise UsageError(
-                f"--host is {config.host}, where devices reach none but their own machine, and the "
-                f"cluster has several; give --host 0.0.0.0"
+                f"--host is {config.host}, which devices on other machines cannot reach, and the "
+                f"cluster has several machines; give --host 0.0.0.0"
             )
         servers = Servers(first, members, overview, endpoints)
         opened.callback(servers.close)  # this also closes the other servers' endpoints

@@ -95,8 +95,8 @@ Knowing = Callable[[], Sequence[float | None]]
 """Function that returns, for each endpoint, how recent the endpoint's list of admitted devices is.
 
 The value is a time on the first server's clock. The endpoint knows all devices that were admitted
-before that time. None means that the endpoint is lost, was restarted, or has an old list. Then no
-devices are moved to the endpoint, and pending moves to it are forgotten.
+before that time. None means that the endpoint is lost, was restarted, or has an old list. In this
+state, no devices are moved to the endpoint, and pending moves to it are discarded.
 """
 
 
@@ -120,7 +120,7 @@ class Spreading:
             try:
                 spread(self._endpoints, self._balance, self._knowing(), time.monotonic())
             except Exception as error:  # noqa: BLE001 - the next check may succeed
-                _logger.error("devices are not spread: %s: %s", type(error).__name__, error)
+                _logger.error("devices could not be balanced: %s: %s", type(error).__name__, error)
 
 
 def everybody(endpoints: int) -> Knowing:

@@ -87,7 +87,7 @@ class Agent:
         known: returns True if the server has welcomed a device with the same credential, so that a
             retry may succeed. By default, True once the server has welcomed this device.
         drain_s: time in seconds to finish current runs once the policy forbids computation; 0 to
-            leave at once.
+            leave immediately.
         jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
@@ -143,7 +143,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain a welcomed session. On the second call, or without such a session, stop at once.
+        """Drain a welcomed session. On a second call, or without a session, stop now.
 
         Call this method from the event loop.
         """

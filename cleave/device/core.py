@@ -33,7 +33,7 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
-_MOST_FLOPS: Final = 10**15  # most FLOPs counted per graph run; the fastest GPU takes seconds
+_MOST_FLOPS: Final = 10**15  # maximum FLOPs counted per graph run; the fastest GPU needs seconds
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
@@ -284,8 +284,7 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + result_bytes > self.memory_bytes:
             raise _CannotRunError(
-                f"the result needs {result_bytes} bytes, but {taken} of {self.memory_bytes} are "
-                "in use"
+                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
             )
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
@@ -345,7 +344,7 @@ class DeviceCore:
         for name in message.inputs:
             array = self._store.get(name)
             if not isinstance(array, StoredArray):
-                raise _CannotRunError(f"array {name} is not here")
+                raise _CannotRunError(f"array {name} is not stored on this device")
             arrays.append(array)
         pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
         shapes = set()
@@ -383,7 +382,7 @@ def _input(name: int, found: Stored | None) -> GraphInput:
     if not name:
         return None
     if found is None or isinstance(found, StoredGraph):
-        raise _CannotRunError(f"array {name} is not here")
+        raise _CannotRunError(f"array {name} is not stored on this device")
     return found
 
 

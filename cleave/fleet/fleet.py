@@ -104,7 +104,7 @@ class Fleet:
         """Wait until `devices` devices are connected and may receive tasks.
 
         Args:
-            timeout: maximum wait in seconds on the fleet's clock; None for no limit.
+            timeout: maximum wait in seconds on the fleet's clock; None to wait without limit.
 
         Raises:
             FleetError: if too few devices join within `timeout`, or if no more devices will join.
@@ -113,10 +113,10 @@ class Fleet:
             return
         _log.info("waiting for devices: %d of %d are connected", self.device_count, devices)
         if not self.runtime.wait_until(lambda: self.device_count >= devices, timeout):
-            until = "no more are due" if timeout is None else f"after {timeout:g} s"
+            until = "and no more will join" if timeout is None else f"after {timeout:g} s"
             raise FleetError(
                 f"{self.device_count} of {devices} devices are connected, {until}; "
-                f"let others join, or ask for fewer"
+                f"let more devices join, or wait for fewer devices"
             )
 
     def close(self) -> None:

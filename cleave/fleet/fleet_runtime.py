@@ -2,7 +2,7 @@
 
 `cleave.fleet.runtime.Runtime` serves the devices in this process.
 `cleave.cluster.endpoints.EndpointRuntime` delegates to another process, to which the devices
-are connected. So the devices stay connected when this process exits.
+are connected. The devices then stay connected when this process exits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_S: Final = 0.05  # seconds between polls in `wait_until`
 class FleetRuntime(ABC):
     """Interface for running the GEMMs and the steps by stages of one fleet.
 
-    Timeouts are in seconds on the runtime's clock; None for no limit.
+    Timeouts are in seconds on the runtime's clock; None means no timeout.
     """
 
     clock: ClassVar[str]  # kind of the runtime's clock: `virtual` or `wall`
@@ -74,7 +74,7 @@ class FleetRuntime(ABC):
     def begin_round(self, work: RoundWork) -> None:
         """Start a round of local updates. `next_outcome` returns its `RoundResult`.
 
-        Call this only if `keeps_state`.
+        Call this method only if `keeps_state` is True.
         """
         raise NotImplementedError
 
@@ -95,18 +95,22 @@ class FleetRuntime(ABC):
     def begin_snapshot(self, work: StepWork, position: int) -> None:
         """Begin to fetch the trained state after the step `work`, while later steps run.
 
-        `StepResult.snapshot` of a later step has it, with `position`. Call this and `update` only
-        if `keeps_state`.
+        `StepResult.snapshot` of a later step returns the snapshot with this `position`, the number
+        of all updates so far. Call this method and `update` only if `keeps_state`.
         """
         raise NotImplementedError
 
     @property
     def state_leaves(self) -> bool:
-        """Return whether a device waits for a fetch of its trained state, to leave afterwards."""
+        """Return whether a device that wants to leave waits for a fetch of its trained state."""
         return False
 
     def update(self, scalars: Sequence[StageArray]) -> None:
-        """Let devices update the trained state that stays on them; see `UpdateWanted`."""
+        """Tell devices to update their trained state. Call this after an `UpdateWanted` outcome.
+
+        Args:
+            scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A fleet wrapper for periods without available devices, and for stop requests.
+"""A fleet wrapper that handles periods without available devices, and stop requests.
 
 Without available devices, training waits, or the PS computes GEMMs. After a stop request, the
 wrapper limits how long training waits for the current step. All functions run in the training
@@ -54,12 +54,12 @@ class Fallback:
 class Leaving:
     """Limit on how long training waits for the current step after a stop request.
 
-    Without available devices, the wait ends at once. With available devices, it ends after
+    Without available devices, the wait ends immediately. With available devices, it ends after
     `STEP_END_S` seconds.
 
     Args:
-        applied: returns whether the optimizer has already changed part of the model. In that case,
-            the step must be finished.
+        applied: returns whether the optimizer has already changed part of the model. If so, the
+            step must be finished.
         backend: computes the remaining GEMMs of a step that must be finished.
         clock: returns the wall time in seconds.
     """

@@ -15,11 +15,11 @@ _STOP_S: Final = 10.0  # maximum wait for the process to exit before it is kille
 _NICENESS: Final = 10  # the PS's own work takes precedence
 
 _SHARE_OF_MEMORY: Final = 0.25  # maximum share of the computer's memory that the device offers
-_SHARE_OF_AVAILABLE: Final = 0.5  # maximum share of the memory that nothing else needs
+_SHARE_OF_AVAILABLE: Final = 0.5  # maximum share of the memory that is available
 
 
 def offered_bytes(reserved_bytes: int) -> int:
-    """Return how many bytes of memory a device on this computer offers; 0 if that is unknown.
+    """Return the memory that a device on this computer should offer, in bytes; 0 if unknown.
 
     Args:
         reserved_bytes: additional memory that the PS itself will need, beyond what it uses now.
@@ -42,10 +42,10 @@ def end_process(process: subprocess.Popen[Any], patience_s: float) -> None:
 
 
 def _give_way(pid: int) -> None:
-    """Let other processes have the processor first.
+    """Give a process a lower CPU priority than other processes.
 
-    Linux may divide it among sessions, and weigh each session's processes only with one another. So
-    the session's weight is set, too.
+    Linux may schedule sessions as groups (autogroup), so that a process's niceness only counts
+    within its session. Therefore the niceness of the session is set too.
     """
     os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
     with suppress(FileNotFoundError, PermissionError), open(f"/proc/{pid}/autogroup", "r+") as file:
@@ -73,7 +73,7 @@ class OwnDevice:
         """Start the process if it is not running. The device offers `memory_bytes` bytes."""
         if self.runs:
             return
-        # In a session or process group of its own, so that Ctrl-C stops the job before the device.
+        # A separate session or process group makes Ctrl-C stop the job before the device.
         group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # on Windows
         self._process = subprocess.Popen(
             [*self._command, "--memory", str(memory_bytes // 10**6)],

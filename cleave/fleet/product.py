@@ -39,7 +39,7 @@ class Operand:
         self._unbound = unbound
 
     def unbind(self) -> None:
-        """Drop the buffer. No running GEMM may use the operand. Devices keep their copies."""
+        """Drop the buffer. No running GEMM may use this operand. Devices keep their copies."""
         del self.buffer
         if self._unbound is not None:
             self._unbound(self.id)
@@ -177,11 +177,11 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
     dtype = a.operand.buffer.dtype
     if out.shape != (gemm.m, gemm.n) or b.operand.buffer.dtype is not dtype:
         raise ValueError(
-            f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not go "
-            f"into {out.shape}"
+            f"{a.shape} {dtype.value} @ {b.shape} {b.operand.buffer.dtype.value} does not match "
+            f"the output shape {out.shape}"
         )
     if out.dtype not in (dtype, DType.FP32):
         raise ValueError(
-            f"a product of {dtype.value} matrices is {dtype.value} or fp32, not {out.dtype.value}"
+            f"a {dtype.value} product must be in {dtype.value} or fp32, not {out.dtype.value}"
         )
     return gemm, ElementBytes(dtype.itemsize, out.dtype.itemsize), dtype

@@ -133,7 +133,8 @@ class Runtime(FleetRuntime):
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step has more GEMMs than the previous step if, for example, the latter was interrupted.
+        # A step has more GEMMs than the previous step if, for example, the previous step was
+        # interrupted.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 

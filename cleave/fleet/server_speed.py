@@ -31,12 +31,13 @@ def measured_server(
 ) -> PsCompute:
     """Measure the speed that this machine sustains as a PS. This takes about a second.
 
-    Without torch, only multiplications are measured. The loss is then assumed to be as fast, and
-    the optimizer to take no time.
+    Without torch, only multiplications are measured. The loss is then assumed to be equally fast,
+    and the optimizer step to take no time.
 
     Args:
         width: elements per token of an activation between layers.
         inner: number of rows of the largest matrix in a layer.
+        trained: number of trained parameters.
         vocabulary: number of rows of the LM head.
         dtype: dtype of the multiplications. Parameters, gradients and the loss are in fp32.
 
@@ -49,7 +50,7 @@ def measured_server(
     vocabulary = min(vocabulary, _MOST_VOCABULARY)
     import torch
 
-    # The measurement must not change the caller's random numbers.
+    # The measurement must not change the state of the caller's random generator.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         layer_s = sustained_s(_layer(width, inner, dtype))
         loss_s = sustained_s(_loss(width, vocabulary, dtype))
@@ -69,10 +70,10 @@ def measured_server(
 
 @cache
 def graphs_here() -> GraphChoice:
-    """Return what runs graphs fastest on this machine. Only the first use of it measures.
+    """Return the choice of the fastest graph runner on this machine, measured on first use.
 
-    The PS computes its loss with it if it is an accelerator. Audits use it in any case. They
-    explain errors of devices up to `LARGEST_ERROR`. So the PS's own error must be much smaller.
+    If it is an accelerator, the PS also computes its loss on it. Audits use it in any case, and
+    accept errors of devices up to `LARGEST_ERROR`, so the PS's own error must be much smaller.
     """
     return GraphChoice(largest_error=LARGEST_ERROR / 4)
 

@@ -177,8 +177,8 @@ class AccessStatuses:
         """Return a stored record, updated with decisions that are not yet written.
 
         A decision could be missed if it is written and removed from memory between reading the
-        store and looking in memory. So this method reads the store until two consecutive reads
-        return the same record.
+        store and looking in memory. Therefore this method reads the store until two consecutive
+        reads return the same record.
         """
         record = read()
         while record is not None:

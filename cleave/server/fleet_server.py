@@ -105,7 +105,7 @@ class ServerConfig:
             `any`. Without `auth`, every device that sends `credential` counts as `own`.
         coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
             links), `on` or `off`.
-        card: rates of the server's network card, which all devices share; None for no limit.
+        card: rates of the server's network card, which all devices share; None if unlimited.
         numbering: the session numbers that this server assigns to devices.
         kept: records of the trained state with which devices may return. An earlier process of this
             server must have recorded them in a run that this server resumes immediately.
@@ -396,10 +396,10 @@ class Server:
         ]
 
     def _peer(self, socket: ServerConnection) -> str:
-        """Return the IP address of a connection's other end, or `RELAY` if it may be a relay's.
+        """Return the IP address of a connection's peer, or `RELAY` if the peer may be a relay.
 
-        A relay, such as an SSH tunnel, may end on this machine. Its connections come from loopback,
-        and strangers use them, so they must not count as connections of this machine's programs.
+        A relay such as an SSH tunnel may end on this machine, so that unknown clients connect from
+        loopback. Their connections must not count as connections of local programs.
         """
         peer = socket.remote_address
         address = str(peer[0]) if peer else ""

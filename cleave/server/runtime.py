@@ -83,7 +83,7 @@ class _Outgoing:
 
 @dataclass(slots=True)
 class _Peer:
-    """The runtime's state of one connected device."""
+    """The runtime's state for one connected device."""
 
     connection: Accepted
     record: Session

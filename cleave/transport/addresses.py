@@ -144,7 +144,7 @@ def parse_public_url(text: str) -> str:
 
 
 def _bare_url(text: str) -> SplitResult | None:
-    """Return the parts of a URL in lower case; None unless it is a scheme, a host and any port."""
+    """Return a URL's parts in lower case; None unless it has only scheme, host and any port."""
     try:
         parts = urlsplit(text.strip().lower())
         wrong = not parts.scheme or not parts.hostname or "@" in parts.netloc or parts.port == 0

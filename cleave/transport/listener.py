@@ -189,7 +189,7 @@ class Listener(socket.socket):
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next allowed connection; raise BlockingIOError if there is none yet."""
+        """Accept the next allowed connection; raise BlockingIOError if none is waiting."""
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
             pending = self._connection_gate.let_in(accepted, address[0])

@@ -27,12 +27,15 @@ def test_servers_that_start_in_vain_are_given_up_with_why_they_were_lost() -> No
     board = Board()
     board.lost(1, Ending("the memory ran out", "have more"))
     assert [str(record.text) for record in board.take() if isinstance(record, NoteRecord)] == [
-        "server 2 was lost, and all start again: the memory ran out"
+        "server 2 was lost, so all servers restart: the memory ran out"
     ]
     board.give_up(3)
     board.fail("another")
     last = "server 2: the memory ran out; have more"
-    assert board.failure() == f"the servers were lost 3 times without a step; the last time, {last}"
+    assert (
+        board.failure()
+        == f"the servers were lost 3 times without completing a step; the last time, {last}"
+    )
 
 
 OUT_OF_MEMORY = """Task was killed due to the node running low on memory.
@@ -63,8 +66,8 @@ ModuleNotFoundError: No module named 'cleave.cluster'"""
     [
         (OUT_OF_MEMORY, "the memory of 10.0.0.7 ran out (27.69 of 28.80 GB", "--memory"),
         ("OutOfMemoryError", "the memory of its machine ran out", "RAY_memory_usage_threshold"),
-        (KILLED, "its process was killed, or crashed", "system's log"),
-        (NODE_GONE, "its node of Ray's cluster is gone", ""),
+        (KILLED, "its process was killed or crashed", "system's log"),
+        (NODE_GONE, "its node left the Ray cluster", ""),
         (SILENT, "its process does not answer", ""),
         (RAISED, "ModuleNotFoundError: No module named 'cleave.cluster'", ""),
         ("\n  Something else.\nmore", "Something else.", ""),

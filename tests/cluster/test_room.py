@@ -100,4 +100,4 @@ def test_each_server_has_as_many_cores_as_nodes_have_room_for(
     assert sum(node // cores for node in nodes) >= servers  # there is room
     assert sum(node // (cores + 1) for node in nodes) < servers  # and none for more
     each = "1 core" if cores == 1 else f"{cores} cores"
-    assert f"{servers} servers of {each} each" in no_room(nodes, servers, cores)
+    assert f"{servers} servers with {each} each" in no_room(nodes, servers, cores)

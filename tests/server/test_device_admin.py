@@ -249,7 +249,7 @@ def test_without_a_server_devices_are_known_and_nobody_is_paired(
     device_admin.sessions = None
     assert states(device_admin) == {"a": ("away", "")}
     assert device_admin.answer("own", {"device": "a"})["device"]["own"] is True
-    with pytest.raises(UsageError, match="`own` is a bool"):
+    with pytest.raises(UsageError, match="`own` must be a bool"):
         device_admin.answer("own", {"device": "a", "own": "yes"})
     assert device_admin.answer("revoke", {"device": "a"})["device"]["state"] == "revoked"
     with pytest.raises(CleaveError, match="cleave serve"):

@@ -141,7 +141,7 @@ def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
         (Security(certificate=cert, key=other), "files that match"),
         (Security(certificate=tmp_path / "none", key=key), "none"),
         (Security(certificate=key, key=key), "PEM"),
-        (Security(TlsMode.AUTO, certificate=cert, key=key), "exclude"),
+        (Security(TlsMode.AUTO, certificate=cert, key=key), "cannot be combined"),
     ]:
         with pytest.raises(UsageError, match=words):
             expose("127.0.0.1", wrong, NOW)

@@ -59,7 +59,8 @@ class LocalModel:
         zeros: graph that returns zeros in the shape of a weight, to initialize moments.
         mixed: graph that combines the server's new weight with the device's own weight; None if the
             device continues with the server's weight.
-        clip: graph that clips the coefficients of an update; None without clipping.
+        clip: graph that clips gradients by scaling an update's coefficients; None if gradients are
+            not clipped.
         held_bytes: size of all arrays that stay on a device, in bytes.
         working_bytes: further memory for a micro-batch, without retained activations.
         activations_bytes: size of all retained activations of a micro-batch.

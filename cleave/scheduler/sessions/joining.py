@@ -151,10 +151,10 @@ class Joining:
 
     Args:
         rng: secret random generator for the numbers of the arithmetic tests.
-        max_devices: maximum number of connected devices; None for no limit.
+        max_devices: maximum number of connected devices; None if unlimited.
         observe: whether plans use each device's measured pace.
         coding: policy that selects the links on which payloads are compressed.
-        card: rates of the server's network card; None for no limit.
+        card: rates of the server's network card; None if they are not a limit.
         expected: minimum number of devices that are assumed to share the network card.
     """
 
@@ -269,7 +269,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last, make the device ready or send it the rates."""
+        """Handle a probe result. After the last result, make the device ready or send the rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed its arithmetic test: {probe.fault}"

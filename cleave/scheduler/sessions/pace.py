@@ -31,7 +31,7 @@ LEAST_LATE_S: Final = 0.05  # shorter delays do not count, because the PS may ca
 SAMPLES: Final = 8
 ENOUGH: Final = 2  # number of new samples that a device needs before it is judged again
 _STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
-_CLEARLY: Final = 0.8  # a delay is chosen if its misfit is below this share of a factor's misfit
+_CLEARLY: Final = 0.8  # choose a delay if its misfit is below this share of a factor's misfit
 _STILL: Final = 0.7  # a slow device counts as slow until it falls below this share of a limit
 _CHANGE: Final = 1.5  # an estimate must change by this factor to be replaced
 
@@ -62,10 +62,10 @@ class Estimate:
         if self.late_s:
             how = f"its answers arrive {self.late_s:.2g} s late"
         elif self.slowness > 1:
-            how = f"it takes {self.slowness:.2g} times as long as its rates say"
+            how = f"it takes {self.slowness:.2g} times as long as its rates predict"
         else:
             return ""
-        return f"{how}; it gets less work, or none, until that changes"
+        return f"{how}; it gets fewer tasks, or none, until this changes"
 
     def of(self, rates: DeviceRates) -> DeviceRates:
         """Return a device's rates with these corrections applied."""
@@ -122,11 +122,11 @@ class Pace:
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Count an array sent for the device's next run. `nbytes`: predicted size on the wire."""
+        """Count an array sent for the device's next run. `nbytes` is its predicted wire size."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Record a requested run. `up_bytes`: predicted size of the run's result on the wire."""
+        """Record a requested run. `up_bytes` is the predicted wire size of the run's result."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)

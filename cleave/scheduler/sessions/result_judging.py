@@ -72,7 +72,7 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Return whether to verify results. `crossed`: do they cross process boundaries?"""
+        """Return whether to verify results. `crossed` is True if results cross processes."""
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:

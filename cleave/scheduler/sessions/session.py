@@ -145,7 +145,7 @@ class Session:
         return job, max(job, self.cancelled_runs.largest_bytes, tested)
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
-        """Return how a message exceeds the limits on unrequested messages, or an empty string."""
+        """Return which limit on unrequested messages a message exceeds; empty if none."""
         if isinstance(message, _ANSWERS) and (
             self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):

@@ -77,12 +77,12 @@ class SessionManager:
         crossed: whether results cross a process boundary. If not, the mode `auto` verifies no
             results.
         rng: secret random generator for the selection of results to verify and for probes.
-        max_devices: maximum number of connected devices; None for no limit.
+        max_devices: maximum number of connected devices; None if unlimited.
         observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
         coding: policy that selects the links on which payloads are compressed: a value of
             `--coding`.
-        card: rates of the server's network card, which all devices share; None for no limit.
+        card: rates of the server's network card, which all devices share; None if unlimited.
         expected_devices: minimum number of devices that are assumed to share the card.
         kept: records of the trained state that devices had when an earlier PS process ended.
     """

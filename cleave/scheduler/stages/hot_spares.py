@@ -134,7 +134,7 @@ class HotSpares:
             self._copies[device, number] = _Copy(stage, request, work.resident.position - 1, most)
 
     def begin(self, work: StepWork, holders: Set[int]) -> list[SendStage]:
-        """Let hot spares repeat the steps that were logged since the last call.
+        """Request that hot spares repeat the steps logged since the last call.
 
         Args:
             work: the step that has begun.

@@ -167,7 +167,7 @@ class StagePasses(DeviceArrays):
     ) -> None:
         """Request the wanted gradient sums of an accumulator and drop the other sums.
 
-        `more_sums` later requests the sums that exceed the limit on bytes in flight.
+        `more_rows` later requests the sums that exceed the limit on bytes in flight.
         """
         self.drop(array for what, array in accumulator.sums.items() if what not in wanted)
         accumulator.sums = {
@@ -202,7 +202,7 @@ class StagePasses(DeviceArrays):
     def _backward(
         self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
     ) -> None:
-        """Request the backward pass of a stage's layers. Fetch the input gradient as `name`."""
+        """Request the backward pass of a stage's layers, and fetch the input gradient as `name`."""
         made = {names.DX: _FP32 * tokens * self.work.width}
         for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
             layer = self.work.layers[number]

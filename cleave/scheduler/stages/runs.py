@@ -267,7 +267,7 @@ class StageRuns:
         return found
 
     def fetching(self, model: int) -> int | None:
-        """Return the position of the snapshot that is being fetched; None if there is none."""
+        """Return the position of the snapshot that is being fetched; None if there is no fetch."""
         snapshot = self._snapshot
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 

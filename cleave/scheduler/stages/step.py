@@ -123,7 +123,7 @@ class StageStep:
         return {device for stage in self._stages for device in stage.devices}
 
     def devices_of(self, plan: PlannedStage) -> list[int]:
-        """Return the devices of the stage that has the same layers as `plan`, if there is one."""
+        """Return the devices of the stage with the same layers as `plan`, or an empty list."""
         for stage in self._stages:
             if (stage.plan.first, stage.plan.stop) == (plan.first, plan.stop):
                 return stage.devices
@@ -289,7 +289,7 @@ class StageStep:
         return self._go_on()
 
     def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
-        """Let devices update their trained state.
+        """Tell devices to update their trained state.
 
         Args:
             scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
@@ -429,7 +429,7 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, request: StageRequest, *, repeated: bool = False) -> None:
-        """Use a request's results. `repeated`: whether the PS recomputed and confirmed them."""
+        """Use a request's results. `repeated` says whether the PS recomputed and confirmed them."""
         if request not in self._requests:
             return
         self._requests.discard(request)
@@ -577,7 +577,7 @@ class StageStep:
         return sorted(free, key=lambda d: rules.turn(busy[d], self._request_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict how long each device needs per request, in seconds, for its first stage."""
+        """Predict the seconds that each device needs per request of its first stage."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -827,7 +827,7 @@ class StageStep:
         return all(store.updates_in(stage.plan) is None for store in stores)
 
     def _reinforce(self, stage: StageState) -> None:
-        """Add to a stage the devices predicted to finish the stage's micro-batches earliest."""
+        """Add the devices that are predicted to finish a stage's micro-batches earliest."""
         if self._waits(stage):
             return
         candidates = self._candidates(stage)

@@ -193,7 +193,7 @@ class Resident:
         log: all steps since the snapshot, oldest first.
         position: total number of updates before the snapshot (`Snapshot.position`).
         fetches: whether the step only fetches the state as a new snapshot, without any passes.
-        copies: maximum number of stages that hot spares follow; None for no limit.
+        copies: maximum number of stages that hot spares follow; None if unlimited.
         keep: stores a received payload of a new snapshot and returns the object to put into
             `Snapshot.state`.
         kept: records of the state that devices had when an earlier process of the PS ended.
@@ -345,7 +345,7 @@ class RequestKind(Enum):
 
 @dataclass(slots=True, eq=False)
 class StageRequest:
-    """A request to a device for one pass of a micro-batch, or for gradient sums.
+    """A request to a device, for example for one pass of a micro-batch or for gradient sums.
 
     A request consists of one or more orders, and the device answers each order.
 

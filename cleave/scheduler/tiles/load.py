@@ -11,8 +11,9 @@ from cleave.planner.plan import DeviceRates, tile_s
 from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
-# Seconds until a device that is overdue for the second time in a row, but sends heartbeats, gets
-# tasks. The first wait is 0, because perhaps only an answer was lost. Later waits roughly double.
+# Wait in seconds before a device that is overdue for the second time in a row, but sends
+# heartbeats, gets tasks. The first wait is 0, because perhaps only an answer was lost. Later waits
+# roughly double.
 RETRY_S: Final = 2.0
 _MOST_DOUBLED: Final = 5
 

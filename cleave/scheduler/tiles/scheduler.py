@@ -317,7 +317,7 @@ class Scheduler:
         if too_large:
             self._orphans.extend(too_large)
             need = _need(too_large[0])
-            self._stick(job, f"a task needs {need} bytes of memory, more than any device offers")
+            self._stick(job, f"a task needs {need} bytes of memory, which no connected device has")
         for device_id, task in assigned:
             self.counters.reissued += 1
             self._enqueue(devices[device_id], task)
@@ -458,7 +458,7 @@ class Scheduler:
         self._stick(
             job,
             f"{job.title} failed on every connected device, last on {last}; it waits for "
-            f"another device, or for another try in {for_s:.0f} s",
+            f"another device, or for a retry in {for_s:.0f} s",
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:

@@ -205,7 +205,7 @@ class DeviceAdmin:
     def _release(self, device: DeviceRecord) -> Answer:
         if device.standing is AccessStatus.REVOKED:
             raise UsageError(
-                f"{device.name} is revoked, which lasts; to let it join again, give it a join code "
+                f"{device.name} is revoked permanently; to let it join again, give it a join code "
                 f"(`cleave pair`)"
             )
         if device.standing is not AccessStatus.QUARANTINED:
@@ -215,10 +215,10 @@ class DeviceAdmin:
 
     def _mark_own(self, device: DeviceRecord, own: object) -> Answer:
         if type(own) is not bool:
-            raise UsageError("`own` is a bool")
+            raise UsageError("`own` must be a bool")
         if own and device.standing is AccessStatus.REVOKED:
             raise UsageError(
-                f"{device.name} is revoked, which lasts; to let it join again as your own, give it "
+                f"{device.name} is revoked permanently; to let it join again as your own, give it "
                 f"a join code (`cleave pair --own`)"
             )
         self._access.statuses.mark_own(device.id, device.name, own)

@@ -41,7 +41,7 @@ class Look:
     """A snapshot of all counters at time `at_s` on a monotonic clock."""
 
     at_s: float
-    # All sessions, even after they end.
+    # all sessions, including ended sessions
     fleet: DeviceCounters = field(default_factory=DeviceCounters)
     devices: Mapping[int, DeviceCounters] = field(default_factory=dict)  # by session number
 

@@ -49,10 +49,10 @@ class EnergySums:
     """Energy totals over sessions. Add the totals of several servers with `+`."""
 
     energy_j: float = 0.0
-    here: Counter[Basis] = field(default_factory=Counter)  # connected devices by basis
-    here_gaps: Counter[Gap] = field(default_factory=Counter)  # connected devices by gap
-    ended: Counter[Basis] = field(default_factory=Counter)  # ended sessions by basis
-    ended_gaps: Counter[Gap] = field(default_factory=Counter)  # ended sessions by gap
+    here: Counter[Basis] = field(default_factory=Counter)  # number of connected devices, by basis
+    here_gaps: Counter[Gap] = field(default_factory=Counter)  # number of connected devices, by gap
+    ended: Counter[Basis] = field(default_factory=Counter)  # number of ended sessions, by basis
+    ended_gaps: Counter[Gap] = field(default_factory=Counter)  # number of ended sessions, by gap
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
@@ -207,7 +207,7 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """Return where the energy figures come from, in words for users."""
+        """Return a description for users of the source of the energy figures."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the wall socket, as stated"
         return self._meter.source
@@ -235,7 +235,9 @@ class SessionWork:
     present_s: float
     radio_s: float  # estimated time spent sending and receiving
     measured_j: float | None  # energy that the device measured; None if not measured
-    goes_on: bool = False  # whether the device moved to another server, which counts it as new
+    goes_on: bool = (
+        False  # whether the device moved to another server, which counts it as a new device
+    )
 
     def since(self, before: SessionWork | None) -> SessionWork:
         """Return the work since an earlier reading `before`; all work if `before` is None."""
@@ -294,7 +296,7 @@ class JobLog:
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Sum sessions' work by device profile, device kind, and whether energy was measured.
+    """Sum the sessions' work by device profile, device kind, and whether energy was measured.
 
     Return the usage of each group, and the number of devices that run on their server's machine.
     """

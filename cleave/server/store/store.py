@@ -95,8 +95,8 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "CREATE TABLE hours (hour INTEGER PRIMARY KEY, flops REAL NOT NULL) STRICT",
     ),
 )
-"""The first migration creates a database of version `FIRST_VERSION`, and each other one converts a
-database of the version before.
+"""The first migration creates a database of version `FIRST_VERSION`. Each later migration converts
+a database of the previous version.
 
 Never change a migration once it is released. Append a new migration instead.
 """
@@ -109,7 +109,7 @@ CODES_KEPT_S: Final = 30 * 86400.0
 """Minimum time that expired join codes remain stored, so that late devices get the right error."""
 
 HOURS_KEPT: Final = 25
-"""Number of hours whose contributions remain stored: the longest day of a local clock."""
+"""Number of hours for which contributions remain stored: the length of the longest local day."""
 
 _SQLITE: Final = b"SQLite format 3\0"
 
