@@ -59,7 +59,7 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
     with cleave.emulated(1) as fleet:
         with pytest.raises(cleave.UsageError, match="not a Fleet, as its first argument"):
             offload(fleet, model())
-        with pytest.raises(cleave.UsageError, match="is an int, no fleet"):
+        with pytest.raises(cleave.UsageError, match="is an int, not a fleet"):
             offload(model(), 8)
         with pytest.raises(cleave.UsageError, match="audit is 2; give a probability"):
             offload(model(), fleet, audit=2)

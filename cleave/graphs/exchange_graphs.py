@@ -177,7 +177,7 @@ def half_constants() -> dict[str, Array]:
 
 
 def numbers_of(halves: Array) -> Array:
-    """Decode normal fp16 numbers to whole numbers, int64. Other fp16 numbers have no meaning."""
+    """Decode fp16 numbers to whole numbers, int64; meaningless for numbers that are not normal."""
     bits = halves.astype(np.float16).view(np.uint16).astype(np.int64)
     found: Array = (bits & 0x7FFF) - _FRACTIONS + (bits >> 15) * _NORMAL
     return found

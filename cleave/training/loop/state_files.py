@@ -138,7 +138,7 @@ class PieceFile:
         return _Piece(self, first, held.nbytes)
 
     def read(self, first: int, nbytes: int) -> memoryview:
-        """Return bytes from the file."""
+        """Return `nbytes` bytes of the file, from offset `first`."""
         with self._lock:
             self._file.seek(first)
             return memoryview(self._file.read(nbytes))

@@ -44,7 +44,7 @@ class LogFolder:
         return StoredStep.read(self._of(number)) or step
 
     def after(self, number: int) -> list[StoredStep]:
-        """Return the steps after step `number`, up to the first that is missing or damaged."""
+        """Return the steps between `number` and the first missing or damaged step."""
         found: list[StoredStep] = []
         while (step := StoredStep.read(self._of(number + len(found) + 1))) is not None:
             found.append(step)
