@@ -38,8 +38,11 @@ gc.set_threshold(100_000)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-NOT_UNIT = ("android", "faults", "integration", "web")
-"""Folders of tests that need a JVM, a browser, processes, or a network."""
+NOT_UNIT = (
+    "android", "faults", "integration", "web",
+    "benchmarks/test_local_losses.py", "training/test_local_updates.py",
+)  # fmt: skip
+"""Folders and files of tests that need a JVM, a browser, processes or a network, or train long."""
 
 LONGEST = ("test_join.py", "test_blocked_attention.py", "test_staged.py", "test_lora.py")
 """Left for last, these would keep one worker busy while the other has nothing to do."""
@@ -56,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Read nothing of the folders that `--unit` leaves out."""
+    """Read nothing of the folders and files that `--unit` leaves out."""
     here = Path(__file__).parent
     if config.getoption("--unit") and collection_path in [here / name for name in NOT_UNIT]:
         return True

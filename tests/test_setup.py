@@ -56,6 +56,7 @@ def npm_that(source: Path, does: str) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
+@pytest.mark.slow
 def test_with_npm_the_pages_are_in_the_wheel(source: Path) -> None:
     makes = (
         'if [ "$1" = run ]; then mkdir -p ../cleave/server/web/assets; cd ../cleave/server/web; '
@@ -70,6 +71,7 @@ def test_with_npm_the_pages_are_in_the_wheel(source: Path) -> None:
     assert not any(name.startswith(("web_client", "tests")) for name in files)
 
 
+@pytest.mark.slow
 def test_without_npm_the_package_is_made_all_the_same(source: Path) -> None:
     (source / "empty").mkdir()
     files, said = build(source, str(source / "empty"))
@@ -77,6 +79,7 @@ def test_without_npm_the_package_is_made_all_the_same(source: Path) -> None:
     assert "made without web pages: npm is not installed" in said
 
 
+@pytest.mark.slow
 def test_where_npm_fails_it_says_why(source: Path) -> None:
     _, said = build(source, npm_that(source, "echo 'no network here' >&2; exit 1"))
     assert "`npm ci --no-audit --no-fund` failed: no network here" in said

@@ -112,6 +112,7 @@ def test_a_rollback_repeats_steps_on_all_devices() -> None:
     assert found.steps == pytest.approx(47.5 - waits_s / STEP_S)
 
 
+@pytest.mark.slow
 def test_the_formula_agrees_with_the_simulation_if_losses_are_rare() -> None:
     between_s = 3 * 3600.0
     # Only holders count: half of the devices have a stage.

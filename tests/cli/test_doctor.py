@@ -37,6 +37,7 @@ def lines(*arguments: str, code: int = 0) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_this_machine_has_what_the_suite_needs(tmp_path: Path) -> None:
     found = document("--runs", str(tmp_path / "runs"))
     assert found["good"]
@@ -50,6 +51,7 @@ def test_this_machine_has_what_the_suite_needs(tmp_path: Path) -> None:
     assert "ok" in lines()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_each_option_saves_what_it_says() -> None:
     assert not fit(refused(Method.STAGES, "no room"), SIZES, 2, 2, 10**12).fits
 
 
+@pytest.mark.slow
 def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
     fleet = tmp_path / "small.toml"
     fleet.write_text(

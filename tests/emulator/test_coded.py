@@ -74,6 +74,7 @@ def test_fast_links_that_share_a_slow_card_are_coded() -> None:
     assert coded(5 * LINK_BYTES_PER_S_TO_CODE) == {(False, False)}
 
 
+@pytest.mark.slow
 def test_what_is_saved_and_what_travels_is_what_travelled_plain() -> None:
     _, _, plain = _emulated("off", DType.BF16)
     _, _, coded = _emulated("auto", DType.BF16)

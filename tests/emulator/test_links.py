@@ -80,6 +80,7 @@ def test_loss_slows_as_tcp_does(loss: float) -> None:
 # --- drift ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hurst", [0.5, 0.8])
 def test_means_over_longer_times_settle_as_slowly_as_published(hurst: float) -> None:
     """The variance of means over n values is n^(2H-2)."""

@@ -36,6 +36,7 @@ def written(trace: TraceWriter, folder: Path) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "churn"), [("home-nights-20", ""), ("home-mix-12", ""), ("home-mix-12", "0.2:0.1")]
 )

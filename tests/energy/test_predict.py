@@ -28,6 +28,7 @@ def test_a_fleet_multiplies_all_of_it() -> None:
     assert usage.compute_s <= usage.present_s
 
 
+@pytest.mark.slow
 def test_phones_multiply_at_the_speed_they_settle_at() -> None:
     fleet = find_fleet("phones-5g-5", dtype="bf16")
     hot = {d.profile: d.thermal.sustained_speed for d in fleet if d.thermal is not None}

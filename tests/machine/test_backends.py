@@ -252,6 +252,7 @@ def _all(watch: _Watch) -> list[Candidate]:
     ]
 
 
+@pytest.mark.slow
 def test_the_fastest_that_is_right_is_chosen_and_others_are_named() -> None:
     said: list[str] = []
     available = _all(watch := _Watch())
@@ -276,6 +277,7 @@ def test_the_speed_of_a_first_burst_is_not_taken_for_what_lasts() -> None:
     assert 2 * 8**3 / 0.01 <= found < 2 * 2 * 8**3 / 0.01
 
 
+@pytest.mark.slow
 def test_slow_bf16_counts() -> None:
     watch = _Watch()
     slow = _Faulty(name="slow", takes_s=0.003, watch=watch)

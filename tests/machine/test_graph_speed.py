@@ -34,6 +34,7 @@ class Steady(GraphSession):
         return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_s", [1e-5, 1e-4, 0.1, 20.0])
 def test_the_speed_is_what_a_run_shows(row_s: float) -> None:
     steady = Steady(row_s)

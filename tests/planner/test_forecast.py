@@ -65,6 +65,7 @@ def test_stages_need_what_their_plan_says() -> None:
     assert found.server_bytes == 1000 + kept_by_server(model, plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speed", "device_speed", "count", "loss_flops", "worthwhile"),
     [

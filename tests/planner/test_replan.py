@@ -212,6 +212,7 @@ def test_what_is_to_be_used_once_is_so_for_fleets_of_equal_rates() -> None:
     assert not found.provisional
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20))
 @given(st.data())
 def test_a_planner_makes_the_same_plan_whatever_it_planned_before(data: st.DataObject) -> None:

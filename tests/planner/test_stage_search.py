@@ -559,6 +559,7 @@ def test_a_device_on_the_servers_computer_only_has_what_the_server_leaves(
     assert plan.own_delay == pytest.approx(1 + device.delayed_s / max(device.computes_s, 1e-9))
 
 
+@pytest.mark.slow
 def test_a_loss_that_no_device_holds_goes_to_several() -> None:
     model, fleet, ps = large_head()
     plan = plan_stages(model, fleet, ps)

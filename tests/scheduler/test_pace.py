@@ -311,6 +311,7 @@ def test_a_straggler_among_three_good_devices_costs_next_to_nothing(
     assert not session.reason
 
 
+@pytest.mark.slow
 def test_it_is_planned_with_as_it_was_when_it_comes_again() -> None:
     runtime = LateRuntime(4, 2, late_s=5.0, one_by_one=False)
     steps_s(runtime, 40)
@@ -330,6 +331,7 @@ class BusyShell(LateRuntime):
         self._at(self.now_s + 0.4, super()._to_ps, device, message, nbytes)
 
 
+@pytest.mark.slow
 def test_a_fleet_of_which_all_are_late_is_not_blamed_for_what_is_the_servers() -> None:
     runtime = BusyShell(3, 0, late_s=0.0, one_by_one=False)
     steps_s(runtime, 12)

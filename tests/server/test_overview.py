@@ -383,6 +383,7 @@ def test_arguments_of_other_types(arguments: dict[str, Any]) -> None:
         Question.of(arguments)
 
 
+@pytest.mark.slow
 def test_any_fleet_fits_a_reply(
     overview: Overview, fleet: Fleet, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def _step_s(name: str, coding: CodingPolicy) -> float:
     return min(row.outcome.step_s for row in cell.rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

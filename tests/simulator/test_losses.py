@@ -46,6 +46,7 @@ def test_a_restart_by_hand() -> None:
     assert stage_need(job.layer, 3, 0, 1e9).memory_bytes == 3 * 16e6
 
 
+@pytest.mark.slow
 def test_a_tile_is_lost_alone() -> None:
     known = methods()
     conditions = paper(24, "opt-1.3b", batch=16, seq=256)
@@ -57,6 +58,7 @@ def test_a_tile_is_lost_alone() -> None:
         assert row.recovery_s > row.step_s / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cleave", "cleave-stages", "asteroid", "alpa", "confidant", "data-parallel"]
 )

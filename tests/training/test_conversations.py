@@ -447,6 +447,7 @@ def mean_over_answers(model: nn.Module, batches: Sequence[Batch]) -> torch.Tenso
     return torch.stack(losses).sum() / sum(int((batch.labels >= 0).sum()) for batch in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [nightly("local"), "tiles", nightly("stages")])
 def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: str) -> None:
     """Micro-batches with different numbers of answers count by these."""

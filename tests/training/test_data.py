@@ -291,6 +291,7 @@ def test_reading_stops_at_the_bound_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert any("Stopped reading" in line for line in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [(), (1,)])
 def test_the_default_source_is_encoded_once_per_tokenizer(
     tmp_path: Path, begin: tuple[int, ...]

@@ -63,6 +63,7 @@ def test_what_it_refuses(text: str, says: str) -> None:
         JobSpec("opt-nano", lora=text, method="stages")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -151,6 +152,7 @@ def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -180,6 +182,7 @@ def test_the_losses_of_stages_are_those_of_one_machine(
     assert staged == pytest.approx(alone, rel=1e-4 if dtype == "fp32" else 2e-2)
 
 
+@pytest.mark.slow
 def test_other_frozen_weights_are_refused(tmp_path: Path, base: Path, corpus_file: Path) -> None:
     import shutil
 
@@ -310,6 +313,7 @@ def test_damaged_folders_of_adapters_are_one_sentence(tmp_path: Path, base: Path
         weights.write_bytes(b"damaged")
 
 
+@pytest.mark.slow
 def test_layers_that_are_not_there(tmp_path: Path, base: Path, corpus_file: Path) -> None:
     for lora, name in (("targets=qkv", "'qkv'"), ("save=head", "'head'")):
         with pytest.raises(UsageError, match=f"--lora names {name}.*it has .*q_proj"):

@@ -118,6 +118,7 @@ def test_by_tiles_and_alone_it_is_plain_training(
     assert found == pytest.approx(alone, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [FACTOR, nightly(2.0**60)])
 def test_a_run_goes_on_with_its_scale(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float

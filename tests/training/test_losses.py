@@ -103,6 +103,7 @@ def test_a_run_has_the_settings_of_a_file(tmp_path: Path, corpus_file: Path) -> 
 JOB = JobSpec("opt-nano", steps=3, batch=2, seq=32, checkpoint_every=0, method="local")
 
 
+@pytest.mark.slow
 def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None:
     plain = steps_of(trained(replace(JOB, steps=2), RunFolder(tmp_path / "plain")))
     job = replace(JOB, method="tiles", steps=3, against=str(tmp_path / "plain"), warmup_steps=1)
@@ -141,6 +142,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     refused("damaged")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
     trained(JOB, RunFolder(tmp_path / "plain"))
     job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)

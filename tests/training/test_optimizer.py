@@ -135,6 +135,7 @@ def adapted(targets: str, save: str = "") -> nn.Module:
 LLAMA = r"layers\.\d\.(mlp\.\w+_proj|self_attn\.[qkvo]_proj)\.weight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offloaded", [False, True])
 @pytest.mark.parametrize(
     ("make", "matrices"),

@@ -192,6 +192,7 @@ def quantized_and_back(model: nn.Module, bits: Bits) -> None:
 
 
 # By stages, a shorter test is test_a_model_of_ones_own_is_quantized_and_trained_by_stages.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "method", "dtype", "within"),
     [

@@ -102,6 +102,7 @@ def same_weights(model: nn.Module, plain: nn.Module, most: float) -> None:
             assert float((mine - other).abs().max()) < most, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype", "rule", "clip"),
     [
@@ -181,6 +182,7 @@ def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> 
     return lambda: lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 170, nightly(101), nightly(400)])
 def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
     """The log then holds only the steps after the snapshot, also if devices are lost."""
@@ -209,6 +211,7 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
     same_weights(model, plain, 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
 def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
     """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""
@@ -233,6 +236,7 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
     same_weights(model, plain, 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
 @pytest.mark.parametrize("away_s", [5.0, RETURN_S + 1, nightly(1000.0)])
 def test_devices_that_return_with_their_state_change_nothing(after: int, away_s: float) -> None:
@@ -251,6 +255,7 @@ def test_devices_that_return_with_their_state_change_nothing(after: int, away_s:
     same_weights(model, plain, 1e-2)
 
 
+@pytest.mark.slow
 def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
     with emulated(3, seed=1) as fleet:
         runtime = fleet.runtime
@@ -265,6 +270,7 @@ def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
         assert fleet.counters().traffic.down.weights == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_device_that_says_that_it_leaves_returns_its_state_first(busy: bool) -> None:
     """Then no step is repeated. The device is dismissed, and the others go on."""
@@ -292,6 +298,7 @@ def test_a_device_that_says_that_it_leaves_returns_its_state_first(busy: bool) -
     same_weights(model, plain, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uplink_bytes_per_s", [1e5, 1e12])
 def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_s: float) -> None:
     """Weights and gradients take long on a slow uplink, and several devices share fast work."""

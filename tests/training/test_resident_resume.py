@@ -112,6 +112,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "at", "after"),
     [

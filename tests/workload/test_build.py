@@ -52,6 +52,7 @@ ALL_LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*MODELS.values(), *ALL_LAYOUTS], ids=lambda s: s.name)
 def test_sizes_agree_with_transformers(spec: ModelSpec) -> None:
     with torch.device("meta"):
