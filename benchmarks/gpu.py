@@ -47,6 +47,7 @@ from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.machine.backends import torch_devices
 from cleave.machine.graph_choice import Runner, open_on_cpu, runners
+from cleave.machine.graph_run import on_host
 from cleave.machine.graph_session import GraphError
 from cleave.workload.build import build_model
 from cleave.workload.registry import find_model
@@ -154,12 +155,6 @@ class Layer:
             wait(processor)
 
         return timed(run)
-
-
-def on_host(value: Any) -> Array:
-    """Return an array of any runner as a numpy array."""
-    found: Array = value.cpu().numpy() if isinstance(value, Tensor) else value
-    return found if isinstance(found, np.ndarray) else value.numpy()
 
 
 def timed(run: Callable[[], object]) -> float:
