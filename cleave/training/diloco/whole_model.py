@@ -27,7 +27,6 @@ from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
 from cleave.training.diloco.exchange import Exchange, peak_bytes
-from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.resident import coefficients, update_graph
@@ -153,7 +152,7 @@ class WholeModel:
 
     def _parameter(self, work: ModelWork, tensor: Tensor) -> ResidentParameter:
         weight = work.array_of(tensor, DType.FP32)
-        count = 2 if self._rule.kind is OptimizerKind.ADAMW else int(bool(self._rule.momentum))
+        count = len(self._rule.moments)
         # Devices make their own moments, so these arrays have no payload.
         moments = (StageArray(weight.rows, weight.columns, "fp32", b"") for _ in range(count))
         group = self._decays.index(self._rule.decay_of(tensor))
