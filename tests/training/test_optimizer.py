@@ -267,3 +267,17 @@ def test_the_fleet_hears_of_each_updated_parameter_layers_first() -> None:
     mine.step_whole(0.1, backward(model, 1), updated)
     layers = [name for name in before if name.startswith("layers")]
     assert heard == [*layers, "embedding.weight"]
+
+
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_devices_run_an_update_or_refuse_it(kind: OptimizerKind) -> None:
+    rule = UpdateRule(kind)
+    if kind in (OptimizerKind.ADAFACTOR, OptimizerKind.MUON):
+        with pytest.raises(UsageError, match=f"devices cannot run {kind.value} updates"):
+            _ = rule.moments
+        return
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = rule.optimizer(parameter, hidden=True)
+    parameter.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert {*rule.moments} == {*optimizer.state[parameter]} - {"step"}

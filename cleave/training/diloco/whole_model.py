@@ -165,7 +165,7 @@ class WholeModel:
 
     def _parameter(self, work: ModelWork, tensor: Tensor) -> ResidentParameter:
         weight = work.array_of(tensor, DType.FP32)
-        count = 2 if self._rule.kind is OptimizerKind.ADAMW else int(bool(self._rule.momentum))
+        count = len(self._rule.moments)
         # Devices make their own moments, so these arrays have no payload.
         moments = (StageArray(weight.rows, weight.columns, "fp32", b"") for _ in range(count))
         group = self._decays.index(self._rule.decay_of(tensor))

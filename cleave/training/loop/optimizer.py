@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
 from cleave.training.loop.finite import DivergedError, check_loss, check_norm, is_finite
 from cleave.training.loop.job import Decay, JobSpec, OptimizerKind
 from cleave.training.loop.state_files import StateFiles
@@ -135,6 +135,21 @@ class UpdateRule:
         """Return the weight decay of a parameter."""
         return self.weight_decay if parameter.ndim > 1 else 0.0
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Return torch's names of a parameter's moments, if devices can run this update.
+
+        Raises:
+            UsageError: if devices cannot run the update.
+        """
+        match self.kind:
+            case OptimizerKind.ADAMW:
+                return "exp_avg", "exp_avg_sq"
+            case OptimizerKind.SGD:
+                return ("momentum_buffer",) if self.momentum else ()
+            case _:
+                raise UsageError(f"devices cannot run {self.kind.value} updates; use adamw or sgd")
+
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
         """Create a torch optimizer for one parameter. The caller sets the learning rate.
 
@@ -160,6 +175,8 @@ class UpdateRule:
                 return torch.optim.AdamW(
                     [parameter], betas=self.betas, eps=self.eps, weight_decay=decay, fused=True
                 )
+            case _:
+                assert_never(self.kind)
 
 
 def update_rule(job: JobSpec) -> UpdateRule:
@@ -377,9 +394,8 @@ class Optimizer:
         """
         parameter = self.parameters[name]
         state = self._optimizers[name].state[parameter]
-        keys: tuple[str, ...] = ("momentum_buffer",) if self.rule.momentum else ()
+        keys = self.rule.moments
         if self.rule.kind is OptimizerKind.ADAMW:
-            keys = "exp_avg", "exp_avg_sq"
             state.setdefault("step", torch.tensor(0.0))
         for key in keys:
             if state.get(key) is None:
