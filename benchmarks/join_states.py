@@ -2,11 +2,11 @@
 
     python -m benchmarks.join_states [--folder join-states]
 
-A real server trains with the page as its only device. The states are: no code; before the start,
-also with a refused amount of data; working; paused at the limit of data; stopped; a used code; no
-connection, because the server was killed. Each state is shown in light and dark, on screens of
-1440, 390 and 360 pixels. Exit code 1 if axe finds something serious, the console has an error, or
-the page is wider than the screen.
+A real server trains with the page as its only device. The states are: no link; before the start,
+also with a refused amount of data and all that the server sees; working; paused at the limit of
+data; stopped; a used link; no connection, because the server was killed. Each state is shown in
+light and dark, on screens of 1440, 390 and 360 pixels. Exit code 1 if axe finds something serious,
+the console has an error, or the page is wider than the screen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.web.watched import DESKTOP, PHONE, Watched, serious_findings, watched
 
 PATIENCE_MS = 1000 * PATIENCE_S
 STEPS = 8
-SCREENS = (DESKTOP, PHONE, {"width": 360, "height": 640})
+SCREENS = (DESKTOP, PHONE, {"width": 360, "height": 740})
 
 
 def main() -> None:
@@ -52,15 +52,17 @@ def main() -> None:
             good &= _take(seen, folder, state)
 
         page.goto(address["page_url"].partition("#")[0])
-        take("no-code")
+        page.get_by_role("heading").wait_for()
+        take("no-link")
         url = page_address(own_address(address))
         page.goto(url)
-        page.get_by_text(TITLE).wait_for()
+        page.get_by_text(ABOUT).wait_for()
         take("ready")
-        page.get_by_label("Stop after").fill("abc")
-        page.get_by_label("Stop after").press("Enter")
+        page.get_by_label("data over").fill("abc")
+        page.get_by_label("data over").press("Enter")
+        page.get_by_text("What does").click()
         take("refused")
-        page.get_by_label("Stop after").fill("100")  # more than this computer moves in a minute
+        page.get_by_label("data over").fill("100")  # more than this computer moves in a minute
         train = ("train", "--model", "opt-tiny", "--steps", "4000", "--batch", "1", "--seq", "16")
         operator = ("--server", str(address["operator_url"]), "--method", "tiles", "--json")
         _, records = stack.enter_context(started(*train, *operator, cwd=place))
@@ -69,11 +71,11 @@ def main() -> None:
             wait(records, "step")
         page.locator("[data-figure=share]").wait_for(timeout=PATIENCE_MS)
         take("working")
-        page.get_by_text("Details").click()
+        page.get_by_text("Technical details").click()
         take("details")
-        page.get_by_text("Details").click()
-        page.get_by_label("Stop after").fill("0.000001")
-        page.get_by_label("Stop after").press("Enter")
+        page.get_by_text("Technical details").click()
+        page.get_by_label("data over").fill("0.001")
+        page.get_by_label("data over").press("Enter")
         _reach(page, "paused")
         take("paused")
         page.get_by_role("button", name="Stop").click()
@@ -82,9 +84,8 @@ def main() -> None:
         page.evaluate("localStorage.clear()")
         page.goto("about:blank")
         page.goto(url)  # whose code was used
-        page.get_by_role("button", name="Start helping").click()
-        _reach(page, "ended")
-        take("used-code")
+        page.get_by_text("was used already").wait_for()
+        take("used-link")
         page.goto(page_address(own_address(address)))
         page.get_by_role("button", name="Start helping").click()
         _reach(page, "working")

@@ -29,8 +29,12 @@ def test_the_project_is_told_as_json_and_counted_again_after_a_while() -> None:
     clock, hours = Clock(), [(7, 1.5e9)]
     facts = ServerFacts(title='The "lab"', about="We train <b>Welsh</b>.")
     project = Project(facts, lambda: list(hours), Training, key_state, clock)
-    first = {"title": facts.title, "about": facts.about, "training": NOTHING}
-    first["flops_by_hour"] = [[7, 1.5e9]]
+    first = {
+        "title": facts.title,
+        "about": facts.about,
+        "training": NOTHING,
+        "flops_by_hour": [[7, 1.5e9]],
+    }
     assert told(project) == first
     hours.append((8, 2e9))
     assert told(project) == first

@@ -284,8 +284,8 @@ class Overview:
         job = self._wanted("")
         if job is None:
             return Training(devices=devices)
-        per_s = _bytes_per_s(job.records) if job.is_running and devices else None
-        return Training(job.state.value, devices, per_s / devices if per_s else None)
+        per_s = _bytes_per_s(job.records) if job.is_running else None
+        return Training(job.state.value, devices, per_s / devices if per_s and devices else None)
 
     def energy(self) -> EnergySums:
         """Return the energy totals of this server's devices, including ended sessions."""

@@ -4,6 +4,7 @@ import "../ui/base.css";
 import "uplot/dist/uPlot.min.css";
 import "./dashboard.css";
 import { render } from "preact";
+import { thisKind } from "../ui/kind";
 import { allowedStorage } from "../ui/storage";
 import { browserWorld, socketUrl, takeToken } from "./browser";
 import { Session } from "./session";
@@ -17,6 +18,10 @@ function start(root: HTMLElement): void {
   const storage = allowedStorage(() => sessionStorage);
   const token = takeToken(storage, location, (url) => history.replaceState(null, "", url));
   if (token === "") {
+    if (thisKind() !== "") {
+      location.replace("/join"); // who types the bare address into a phone wants to help
+      return;
+    }
     render(<TokenMissing />, root);
     return;
   }

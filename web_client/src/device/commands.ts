@@ -25,12 +25,16 @@ export type Command =
   | { readonly kind: "pause"; readonly reason: string }
   | { readonly kind: "resume" }
   | { readonly kind: "stop" }
+  /** The page's browser has a network, or none. */
+  | { readonly kind: "network"; readonly online: boolean }
   | { readonly kind: "telemetry"; readonly values: { readonly [name: string]: number } };
 
 /** How the device is doing. */
 export interface Status {
   readonly notice: Notice;
   readonly counts: Counts;
+  /** Whether it has work to answer now. */
+  readonly busy: boolean;
   /** Of the session, as the PS counts them; null while there is none. */
   readonly device: string | null;
   readonly kernel: { readonly name: KernelName; readonly about: string } | null;

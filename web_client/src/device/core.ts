@@ -59,12 +59,17 @@ export interface HeldArrays {
   readonly store: ReadonlyMap<bigint, Stored>;
 }
 
+/** A PS names arrays and runs from here on while it tests a device (docs/protocol.md). */
+const FIRST_OF_TESTS = 2n ** 52n;
+
 /** One device's memory and tasks. */
 export class DeviceCore {
   welcome: MessageOf<"welcome"> | null = null;
   draining = false;
   /** Whether the PS allows results to come coded. */
   codes_results = false;
+  /** Arrays and answers of the tests with which the PS measures the device: these are no work. */
+  tests = 0;
   /** Blocks answered with a result. */
   blocks = 0;
   /** Floating-point operations of these. */
@@ -96,6 +101,11 @@ export class DeviceCore {
   /** Whether every run it was given is answered. */
   get idle(): boolean {
     return this.#running.size === 0;
+  }
+
+  /** Whether it has work to answer, tests aside. */
+  get busy(): boolean {
+    return [...this.#running.keys()].some((run) => run < FIRST_OF_TESTS);
   }
 
   /** Bytes that count against `memory_bytes` now. */
@@ -149,8 +159,11 @@ export class DeviceCore {
   computed(run: bigint, payload: Uint8Array, compute_s: number): Action[] {
     const running = this.#take(run);
     if (!running) return [];
-    this.blocks += 1;
-    this.flops += running.flops;
+    if (run >= FIRST_OF_TESTS) this.tests += 1;
+    else {
+      this.blocks += 1;
+      this.flops += running.flops;
+    }
     for (const output of running.outputs) output.made = true;
     const seconds = Math.max(0, compute_s);
     if (!running.shape) {
@@ -259,6 +272,7 @@ export class DeviceCore {
     const matrix = { rows, columns, dtype: knownDtype(name), payload };
     // Where there may be graphs, it shows at the first use whether the kernel or they need it.
     const place = this.#has(Feature.GRAPHS) ? Place.HERE : Place.KERNEL;
+    if (id >= FIRST_OF_TESTS) this.tests += 1;
     this.#keep(id, { kind: "array", matrix, bytes, place });
     return place === Place.HERE ? [] : [{ kind: "hold", matrix }];
   }

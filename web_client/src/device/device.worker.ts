@@ -40,8 +40,6 @@ class Device {
     };
     this.#guest = new Guest(() => this.#connect(), say, realClock, Math.random);
     if (start.paused !== null) this.#guest.pause(start.paused);
-    addEventListener("offline", () => this.#guest.offline());
-    addEventListener("online", () => this.#guest.online());
   }
 
   async run(): Promise<void> {
@@ -61,7 +59,10 @@ class Device {
     if (command.kind === "pause") this.#guest.pause(command.reason);
     else if (command.kind === "resume") this.#guest.resume();
     else if (command.kind === "stop") this.#guest.stop();
-    else this.#session?.tell({ ...command.values });
+    else if (command.kind === "network") {
+      if (command.online) this.#guest.online();
+      else this.#guest.offline();
+    } else this.#session?.tell({ ...command.values });
   }
 
   report(): void {
@@ -69,6 +70,7 @@ class Device {
     const status: Status = {
       notice: this.#notice(),
       counts: this.#guest.counts,
+      busy: this.#session?.core.busy === true,
       device: this.#number,
       kernel: kernel ? { name: kernel.name, about: kernel.about } : null,
       unused: this.#unused,

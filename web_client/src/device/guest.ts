@@ -29,6 +29,8 @@ export interface Notice {
   readonly code: string | null;
   /** Seconds until the server is tried again. */
   readonly retry_s: number | null;
+  /** Whether there is no connection to the server, rather than its own word. */
+  readonly lost: boolean;
 }
 
 /** A connection, as `Session` is one. */
@@ -47,7 +49,7 @@ export const DRAIN_S = 30;
 export const LONGEST_WAIT_S = 60;
 
 /** A session that lasted this long was a success: waits start from a second again. */
-export const STEADY_S = 60;
+export const STEADY_S = 10;
 
 /**
  * Seconds until the next try: between half of 1, 2, 4, ... 60 and the whole, so that a fleet does
@@ -61,7 +63,14 @@ export function wait_s(failures: number, random: number): number {
   return longest_s * (0.5 + 0.5 * random);
 }
 
-const NOTHING: Counts = { blocks: 0, flops: 0, graphs: 0, down_bytes: 0, up_bytes: 0 };
+export const NOTHING: Counts = {
+  blocks: 0,
+  flops: 0,
+  graphs: 0,
+  down_bytes: 0,
+  up_bytes: 0,
+  tests: 0,
+};
 
 /** Keeps a device on a server. */
 export class Guest {
@@ -71,8 +80,15 @@ export class Guest {
   #stopping = false;
   #drained = false; // whether we asked the session to end
   #failures = 0;
+  #retries_at_s = 0;
   #wake: () => void = () => undefined;
-  #notice: Notice = { state: State.CONNECTING, reason: "", code: null, retry_s: null };
+  #notice: Notice = {
+    state: State.CONNECTING,
+    reason: "",
+    code: null,
+    retry_s: null,
+    lost: false,
+  };
 
   /**
    * @param connect opens a session; it calls `welcomed` of this guest
@@ -86,9 +102,11 @@ export class Guest {
     private readonly random: () => number,
   ) {}
 
-  /** The latest of what it said. */
+  /** The latest of what it said, with the seconds that remain of a wait. */
   get notice(): Notice {
-    return this.#notice;
+    const notice = this.#notice;
+    if (notice.retry_s === null) return notice;
+    return { ...notice, retry_s: Math.max(0, this.#retries_at_s - this.clock.now_s()) };
   }
 
   /** All that it did. */
@@ -106,15 +124,16 @@ export class Guest {
       }
       const began_s = this.clock.now_s();
       const ending = await this.#visit();
+      if (this.clock.now_s() - began_s >= STEADY_S) this.#failures = 0;
       if (this.#stopping || this.#pausedFor !== null || this.#drained) continue;
       if (ending.back_s === null) {
         this.#say(State.ENDED, ending.text, ending.code);
         return;
       }
-      if (this.clock.now_s() - began_s >= STEADY_S) this.#failures = 0;
       const seconds = ending.back_s + wait_s(this.#failures, this.random());
       this.#failures += 1;
-      this.#say(State.WAITING, ending.text, null, seconds);
+      this.#retries_at_s = this.clock.now_s() + seconds;
+      this.#say(State.WAITING, ending.text, null, seconds, ending.end === End.LOST);
       await this.#woken(seconds);
     }
     this.#say(State.ENDED, "stopped");
@@ -153,13 +172,15 @@ export class Guest {
     this.#wake();
   }
 
-  /** The network is gone. */
+  /** The network is gone, which is no fault of the server. */
   offline(): void {
+    this.#failures = 0;
     this.#session?.drop("the network is gone");
   }
 
   /** There is a network again: do not wait any longer. */
   online(): void {
+    this.#failures = 0;
     if (this.#notice.state === State.WAITING) this.#wake();
   }
 
@@ -194,8 +215,9 @@ export class Guest {
     reason: string,
     code: string | null = null,
     retry_s: number | null = null,
+    lost = false,
   ): void {
-    this.#notice = { state, reason, code, retry_s };
+    this.#notice = { state, reason, code, retry_s, lost };
     this.say(this.#notice);
   }
 
@@ -219,5 +241,6 @@ function sum(a: Counts, b: Counts): Counts {
     graphs: a.graphs + b.graphs,
     down_bytes: a.down_bytes + b.down_bytes,
     up_bytes: a.up_bytes + b.up_bytes,
+    tests: a.tests + b.tests,
   };
 }

@@ -56,6 +56,8 @@ export interface Counts {
   readonly graphs: number;
   readonly down_bytes: number;
   readonly up_bytes: number;
+  /** Arrays and answers of the PS's tests of this device, which are not among the others. */
+  readonly tests: number;
 }
 
 /** What a device keeps after its connection was lost: arrays, and what runs graphs on them. */
@@ -110,8 +112,9 @@ export class Session {
 
   /** What it did so far. */
   get counts(): Counts {
-    const { blocks, flops, graphs } = this.core;
-    return { blocks, flops, graphs, down_bytes: this.#down_bytes, up_bytes: this.#up_bytes };
+    const { blocks, flops, graphs, tests } = this.core;
+    const [down_bytes, up_bytes] = [this.#down_bytes, this.#up_bytes];
+    return { blocks, flops, graphs, down_bytes, up_bytes, tests };
   }
 
   /** Serve until the session ends. Call it at once: the socket's events are missed else. */

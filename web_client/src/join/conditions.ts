@@ -16,15 +16,21 @@ export interface Conditions extends Switches {
   readonly cap: DataCap | null;
 }
 
-/** What holds until the owner chooses. */
-export const STANDARD: Conditions = {
-  lowBattery: true,
-  unplugged: false,
-  hot: true,
-  hidden: false,
-  metered: true,
-  cap: STANDARD_CAP,
-};
+/**
+ * What holds until the owner chooses.
+ *
+ * @param mobile whether it is a phone or a tablet: these stop pages that nobody sees anyway
+ */
+export function standard(mobile: boolean): Conditions {
+  return {
+    lowBattery: true,
+    unplugged: false,
+    hot: true,
+    hidden: mobile,
+    metered: true,
+    cap: STANDARD_CAP,
+  };
+}
 
 /** What a low battery is, while it is not charging. */
 export const LOW_BATTERY = 0.2;
@@ -59,20 +65,20 @@ export function mayNotWork(
 ): string | null {
   const { battery } = around;
   if (conditions.unplugged && battery && !battery.charging) {
-    return "The device is not plugged in. Work continues while it charges.";
+    return "It is not charging. Helping continues while it charges.";
   }
   if (conditions.lowBattery && battery && !battery.charging && battery.level < LOW_BATTERY) {
     const [level, low] = [battery.level, LOW_BATTERY].map((part) => `${Math.round(100 * part)} %`);
-    return `The battery is low (${level}). Work continues above ${low}, or while it charges.`;
+    return `The battery is low (${level}). Helping continues above ${low}, or while it charges.`;
   }
   if (conditions.hot && around.hot) {
-    return "The device is hot. Work continues when it has cooled down.";
+    return "It is hot. Helping continues when it has cooled down.";
   }
   if (conditions.metered && around.metered) {
-    return "The network is metered. Work continues on another network, such as Wi-Fi.";
+    return "This is mobile data or a metered network. Helping continues on Wi-Fi.";
   }
   if (conditions.hidden && around.hidden) {
-    return "This page is not in front. Work continues when you open it again.";
+    return "This page is not in front. Helping continues when you open it again.";
   }
   return overCap(conditions.cap, used, now);
 }

@@ -22,7 +22,7 @@ export interface Counted {
   readonly name: string;
   readonly bytes: number;
   readonly flops: number;
-  /** Time in which the device was connected and allowed to work. */
+  /** Time in which the device worked. */
   readonly seconds: number;
 }
 
@@ -34,9 +34,16 @@ const LONGEST_S = 5;
 
 /** Each span as people name the one that is now. */
 export const WHEN: { readonly [S in Span]: string } = {
-  [Span.HOUR]: "in this hour",
+  [Span.HOUR]: "this hour",
   [Span.DAY]: "today",
-  [Span.MONTH]: "in this month",
+  [Span.MONTH]: "this month",
+};
+
+/** Each span as part of a rate. */
+export const EACH: { readonly [S in Span]: string } = {
+  [Span.HOUR]: "an hour",
+  [Span.DAY]: "a day",
+  [Span.MONTH]: "a month",
 };
 
 const SPANS = Object.values(Span);
@@ -50,14 +57,32 @@ export function spanName(span: Span, now: Date): string {
   return span === Span.DAY ? day : `${day} ${two(now.getHours())}`;
 }
 
-/** More than any device uses: a larger limit would be none. */
-const MOST_GIGABYTES = 100_000;
+/** The least and the most gigabytes of a limit: less is used before any work, more would be none. */
+const LEAST_GIGABYTES = 0.001;
+const MOST_GIGABYTES = 1000;
 
-/** Gigabytes as a person typed them; null for anything but a number above 0 that may be reached. */
+/** Gigabytes as a person typed them; null for anything that is no limit. */
 export function readGigabytes(typed: string): number | null {
+  const value = numberOf(typed);
+  return value >= LEAST_GIGABYTES && value <= MOST_GIGABYTES ? value : null;
+}
+
+/** Why what a person typed is no limit, for people. */
+export function refusedGigabytes(typed: string, cap: DataCap): string {
+  const value = numberOf(typed);
+  let why = `“${typed.trim()}” is not an amount.`;
+  if (typed.trim() === "") why = "No amount is entered.";
+  else if (value > MOST_GIGABYTES)
+    why = `${typed.trim()} GB would be no limit: untick the box instead.`;
+  else if (value > 0) why = `${typed.trim()} GB is too little to help.`;
+  const allowed = `Enter ${LEAST_GIGABYTES} to ${MOST_GIGABYTES} GB.`;
+  return `${why} ${allowed} Until then, the limit stays ${amount(cap.bytes)} ${EACH[cap.span]}.`;
+}
+
+/** A number as a person typed it; 0 for anything else. */
+function numberOf(typed: string): number {
   const text = typed.trim().replace(",", "."); // a phone's keyboard has the comma of its language
-  const value = /^(\d+\.?\d*|\.\d+)$/.test(text) ? Number(text) : 0;
-  return value > 0 && value <= MOST_GIGABYTES ? value : null;
+  return /^(\d+\.?\d*|\.\d+)$/.test(text) ? Number(text) : 0;
 }
 
 /** A limit as it was kept; null where it is none. */
@@ -70,8 +95,8 @@ export function readCap(cap: unknown): DataCap | null {
 /** Why no more data may be used now and when it may, for people; null if it may. */
 export function overCap(cap: DataCap | null, used: number, now: Date): string | null {
   if (!cap || used < cap.bytes) return null;
-  const limit = `Your limit of ${amount(cap)} ${WHEN[cap.span]} is reached.`;
-  return `${limit} Work continues ${nextSpan(cap.span, now)}, or with a higher limit.`;
+  const limit = `Your limit of ${amount(cap.bytes)} ${EACH[cap.span]} is reached.`;
+  return `${limit} Helping continues ${nextSpan(cap.span, now)}, or with a higher limit.`;
 }
 
 /** When the next span begins, for people. */
@@ -82,9 +107,19 @@ function nextSpan(span: Span, now: Date): string {
   return `on ${next.toLocaleDateString("en-GB", { day: "numeric", month: "long" })}`;
 }
 
-/** The amount of a limit, for people, e.g. `2 GB`. */
-export function amount({ bytes }: DataCap): string {
-  return quantity(bytes, "B").replace(/\.0+ /, " ");
+/** An amount of data, for people, e.g. `2 GB`, `1.5 GB`. */
+export function amount(bytes: number): string {
+  return quantity(bytes, "B")
+    .replace(/(\.\d*?)0+ /, "$1 ")
+    .replace(". ", " ");
+}
+
+/** How long an amount of data lasts, for people. */
+export function lasting(bytes: number, bytes_per_s: number): string {
+  const minutes = Math.max(0, bytes) / bytes_per_s / 60;
+  if (minutes < 1.5) return "about a minute";
+  if (minutes < 90) return `about ${Math.round(minutes)} minutes`;
+  return `about ${Math.round(minutes / 60)} hours`;
 }
 
 /** Counts over all spans, also over several visits; the limit may be set at any time. */
@@ -92,6 +127,7 @@ export class DataMeter {
   #visit = { bytes: 0, flops: 0 }; // the device's counters so far
   #worked: number | null = null; // when the device last reported that it works
   #counted: { [span: string]: Counted };
+  #visit_s = 0;
 
   /** @param now the local time */
   constructor(
@@ -105,20 +141,28 @@ export class DataMeter {
   begin(): void {
     this.#visit = { bytes: 0, flops: 0 };
     this.#worked = null;
+    this.#visit_s = 0;
+  }
+
+  /** Time in which the device worked since it started. */
+  get visit_s(): number {
+    return this.#visit_s;
   }
 
   /** Take in a device's counters. */
   count({ down_bytes, up_bytes, flops }: Counts, works: boolean): void {
     const now = this.now();
     const bytes = down_bytes + up_bytes;
-    const worked_s = this.#worked === null ? 0 : (now.getTime() - this.#worked) / 1000;
+    const since_s = this.#worked === null ? 0 : (now.getTime() - this.#worked) / 1000;
+    const worked_s = Math.min(LONGEST_S, Math.max(0, since_s));
+    this.#visit_s += worked_s;
     for (const span of SPANS) {
       const before = this.of(span);
       this.#counted[span] = {
         name: before.name,
         bytes: before.bytes + bytes - this.#visit.bytes,
         flops: before.flops + flops - this.#visit.flops,
-        seconds: before.seconds + Math.min(LONGEST_S, Math.max(0, worked_s)),
+        seconds: before.seconds + worked_s,
       };
     }
     this.#visit = { bytes, flops };

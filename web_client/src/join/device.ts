@@ -2,7 +2,7 @@
 
 import type { Command, Report, Status } from "../device/commands";
 import type { KernelName } from "../kernels/kernel";
-import { deviceKind } from "./kind";
+import { thisKind } from "../ui/kind";
 import { memoryBytes, threadsOf } from "./names";
 import type { Keys } from "./saved";
 
@@ -17,7 +17,6 @@ export interface Listener {
 /** What only some browsers tell. */
 interface Extras {
   readonly deviceMemory?: number;
-  readonly userAgentData?: { readonly mobile: boolean };
 }
 
 /** A device that runs in a worker until it is ended. */
@@ -45,14 +44,13 @@ export class DeviceLink {
       else listener.credential(data.server, data.credential);
     };
     this.#worker.onerror = (event) => listener.failed(event.message || "its worker did not start");
-    const { userAgent, maxTouchPoints } = navigator;
-    const { deviceMemory, userAgentData } = navigator as Extras;
+    const { deviceMemory } = navigator as Extras;
     this.#tell({
       kind: "start",
       address,
       ...keys,
       name,
-      device_kind: deviceKind({ userAgent, mobile: userAgentData?.mobile, maxTouchPoints }),
+      device_kind: thisKind(),
       kernel,
       memory_bytes: memoryBytes(deviceMemory, globalThis.crossOriginIsolated === true),
       threads: threadsOf(navigator.hardwareConcurrency || 2),
@@ -63,6 +61,11 @@ export class DeviceLink {
   /** Let it work, or not: `reason` says why not. */
   allow(reason: string | null): void {
     this.#tell(reason === null ? { kind: "resume" } : { kind: "pause", reason });
+  }
+
+  /** Say whether the browser has a network; if it has, do not wait any longer. */
+  network(online: boolean): void {
+    this.#tell({ kind: "network", online });
   }
 
   /** Finish what it was given, then end; a second time, end at once. */

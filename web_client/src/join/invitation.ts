@@ -8,10 +8,12 @@ export interface Invitation {
   readonly code: string;
   /** The server's id; empty where the address does not tell. */
   readonly server: string;
+  /** Whether whoever made the link has the app. */
+  readonly app: boolean;
 }
 
 /**
- * Read `#c=CODE&s=SERVER`. Other names are ignored; a value that is not percent-encoded rightly
+ * Read `#c=CODE&s=SERVER&app=1`. Other names are ignored; a value that is not percent-encoded rightly
  * counts as missing.
  */
 export function readInvitation(fragment: string): Invitation {
@@ -20,7 +22,11 @@ export function readInvitation(fragment: string): Invitation {
     const at = part.indexOf("=");
     if (at >= 0) values.set(part.slice(0, at), decoded(part.slice(at + 1)));
   }
-  return { code: values.get("c") ?? "", server: values.get("s") ?? "" };
+  return {
+    code: values.get("c") ?? "",
+    server: values.get("s") ?? "",
+    app: values.get("app") === "1",
+  };
 }
 
 /** The page's fragment once the code is used: what is needed to come back, and no secret. */

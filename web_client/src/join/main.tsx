@@ -1,15 +1,17 @@
-/** The join page: from a code to a device that helps. */
+/** The join page: from a link to a device that helps. */
 
 import { render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import "../ui/base.css";
 import "./join.css";
 import type { Status } from "../device/commands";
-import { State } from "../device/guest";
+import { NOTHING, State, wait_s } from "../device/guest";
 import type { KernelName } from "../kernels/kernel";
+import { ErrorCode } from "../protocol/messages";
+import { thisKind } from "../ui/kind";
 import { allowedStorage } from "../ui/storage";
 import { appLink, onAndroid } from "./app";
-import { type Conditions, mayNotWork, offered, STANDARD } from "./conditions";
+import { type Conditions, mayNotWork, standard } from "./conditions";
 import { DataMeter, readCap, Span } from "./data_use";
 import { DeviceLink } from "./device";
 import {
@@ -19,17 +21,28 @@ import {
   typedFragment,
   usedFragment,
 } from "./invitation";
-import { deviceName } from "./names";
-import { askProject, shareOfToday, UNKNOWN } from "./project";
-import { bytesPerSecond, flopsPerSecond, isIdle, type Sample, withSample } from "./rates";
+import { deviceName, type Thing } from "./names";
+import { askProject, isDead, shareOfToday, UNKNOWN } from "./project";
+import { bytesPerSecond, flopsPerSecond, helps, isTested, type Sample, withSample } from "./rates";
 import { type Contribution, Saved } from "./saved";
 import { ScreenLock, Sensors } from "./sensors";
+import { Turn } from "./tabs";
 import { Choices, Fault, NoCode, Ready, Running } from "./views";
+import { deadKey } from "./words";
 
-/** How often what it did is kept, the server told of the battery, and asked about the project. */
+/** How often what it did is kept, and the server told of the battery. */
 const KEEP_S = 5;
 const TELL_S = 60;
+
+/** How often the server is asked about the project, while it gives work and while it does not. */
 const ASK_S = 30;
+const ASK_IDLE_S = 10;
+
+/** A page that cannot load the device, and tries again. */
+interface Retry {
+  readonly failures: number;
+  readonly at_ms: number;
+}
 
 interface PageProps {
   readonly saved: Saved;
@@ -37,23 +50,28 @@ interface PageProps {
 }
 
 function Page({ saved, kernel }: PageProps) {
+  const thing: Thing = thisKind() || "computer";
   const [invitation, setInvitation] = useState(() => readInvitation(location.hash));
   const [name, setName] = useState(() => deviceName(navigator.userAgent));
-  const [conditions, setConditions] = useState<Conditions>(() => chosen(saved));
+  const [conditions, setConditions] = useState<Conditions>(() => chosen(saved, thing));
   const [status, setStatus] = useState<Status | null>(null);
   const [samples, setSamples] = useState<readonly Sample[]>([]);
-  const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0 });
+  const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0, seconds: 0 });
   const [project, setProject] = useState(UNKNOWN);
-  const [share, setShare] = useState("");
-  const [refused, setRefused] = useState("");
+  const [asked, setAsked] = useState<string | null>(null); // about which keys the server was asked
+  const [retry, setRetry] = useState<Retry | null>(null);
+  const [online, setOnline] = useState(navigator.onLine);
+  const [alone, setAlone] = useState(false); // whether another tab took over, and has ended
   const [fault, setFault] = useState("");
   const [, setSensed] = useState(0);
-  const sensors = useMemo(() => new Sensors(() => setSensed((n) => n + 1)), []);
+  const again = () => setSensed((n) => n + 1);
+  const sensors = useMemo(() => new Sensors(again), []);
   const meter = useMemo(() => new DataMeter(saved, () => new Date()), [saved]);
   const screen = useMemo(
     () => new ScreenLock(document, "wakeLock" in navigator ? navigator.wakeLock : null),
     [],
   );
+  const turn = useMemo(() => new Turn("locks" in navigator ? navigator.locks : null), []);
   const link = useRef<DeviceLink | null>(null);
   const around = sensors.now;
   const used = meter.of(conditions.cap?.span ?? Span.DAY).bytes;
@@ -69,11 +87,22 @@ function Page({ saved, kernel }: PageProps) {
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
+  useEffect(() => {
+    const changed = () => {
+      setOnline(navigator.onLine);
+      link.current?.network(navigator.onLine);
+      if (navigator.onLine) setRetry((retry) => retry && { ...retry, at_ms: 0 });
+    };
+    for (const name of ["online", "offline"]) addEventListener(name, changed);
+    return () => {
+      for (const name of ["online", "offline"]) removeEventListener(name, changed);
+    };
+  }, []);
   useEffect(() => link.current?.allow(paused), [paused]);
   useEffect(() => {
     screen.wanted = running && paused === null;
   }, [running, paused, screen]);
-  useEffect(() => (running ? sensors.watchPressure() : undefined), [running, sensors]);
+  useEffect(() => (running ? sensors.watchHeat() : undefined), [running, sensors]);
   useEffect(() => {
     if (!running) return undefined;
     const tell = () => {
@@ -88,24 +117,37 @@ function Page({ saved, kernel }: PageProps) {
   const contribution = {
     blocks: before.blocks + (status?.counts.blocks ?? 0),
     flops: before.flops + (status?.counts.flops ?? 0),
+    seconds: before.seconds + meter.visit_s,
   };
   const today = meter.of(Span.DAY);
   const bytes_per_s = bytesPerSecond(samples);
   const working = status?.notice.state === State.WORKING;
+  const helping = working && helps(samples);
+  const code = status?.notice.code ?? null;
+  const ended = status?.notice.state === State.ENDED;
+  const keys = Object.values(saved.keys(invitation) ?? {}).filter((key) => key !== "");
   useEffect(() => {
     const ask = async () => {
-      const told = await askProject();
-      if (told === null) return;
-      setProject(told);
-      setShare(shareOfToday(meter.of(Span.DAY).flops, told, new Date()));
+      const told = await askProject(keys);
+      if (told !== null) setProject(told);
+      setAsked(keys.join());
     };
-    if (status === null) void ask();
-    if (!working) return undefined; // there may be no server to ask
-    const timer = setInterval(() => void ask(), ASK_S * 1000);
+    // While it is not connected there may be no server to ask.
+    if (status === null || working || ended) void ask();
+    if (!working) return undefined;
+    const timer = setInterval(() => void ask(), 1000 * (helping ? ASK_S : ASK_IDLE_S));
     return () => clearInterval(timer);
-  }, [working]);
+  }, [working, helping, ended, status === null, keys.join()]);
+  useEffect(() => {
+    document.title = `Lend this ${thing}${project.title ? ` to ${project.title}` : ""}`;
+  }, [project.title]);
+  useEffect(() => {
+    if (code !== ErrorCode.DUPLICATE) return undefined;
+    turn.end();
+    return turn.await(`cleave ${server}`, () => setAlone(true));
+  }, [code, server, turn]);
   const latest = useRef({ server, contribution, bytes_per_s });
-  latest.current = { server, contribution, bytes_per_s: working ? bytes_per_s : null };
+  latest.current = { server, contribution, bytes_per_s: helping ? bytes_per_s : null };
   useEffect(() => {
     if (!running) return undefined;
     const keep = () => {
@@ -116,7 +158,7 @@ function Page({ saved, kernel }: PageProps) {
     };
     const timer = setInterval(() => {
       keep();
-      setSensed((n) => n + 1); // another hour or day may have begun
+      again(); // another hour or day may have begun
     }, KEEP_S * 1000);
     addEventListener("pagehide", keep);
     return () => {
@@ -132,43 +174,65 @@ function Page({ saved, kernel }: PageProps) {
     saved.helping = location.hash;
     link.current?.close();
     setSamples([]);
+    setAlone(false);
     meter.begin();
     setBefore(saved.contribution(server));
+    turn.take(`cleave ${server}`);
+    let recent: readonly Sample[] = [];
     link.current = new DeviceLink(socketAddress(location), keys, name, kernel, paused, {
       status: (latest) => {
+        setRetry(null);
         setStatus(latest);
-        meter.count(latest.counts, latest.notice.state === State.WORKING);
-        if (latest.notice.state === State.ENDED) saved.helping = null;
-        const sample = { at_s: performance.now() / 1000, counts: latest.counts };
-        setSamples((samples) => withSample(samples, sample));
+        const { counts, busy, notice } = latest;
+        recent = withSample(recent, { at_s: performance.now() / 1000, counts, busy });
+        setSamples(recent);
+        meter.count(counts, notice.state === State.WORKING && helps(recent));
+        if (notice.state === State.ENDED) {
+          saved.helping = null;
+          turn.end();
+        }
       },
       credential: (server, credential) => {
         // The code is used: it has no business in the address bar and the history any more.
         if (!saved.keep({ server, credential })) return;
         history.replaceState(null, "", location.pathname + location.search + usedFragment(server));
         if (saved.helping !== null) saved.helping = location.hash;
-        setInvitation({ code: "", server });
+        setInvitation({ code: "", server, app: false });
       },
-      failed: setFault,
+      failed: (reason) => void failed(reason),
     });
   };
+  /** The device's worker failed: without a server it could not be loaded, which passes. */
+  const failed = async (reason: string) => {
+    turn.end();
+    link.current?.close();
+    link.current = null;
+    setStatus(null);
+    if ((await askProject([])) !== null) {
+      setFault(reason);
+      return;
+    }
+    setRetry((retry) => {
+      const failures = (retry?.failures ?? 0) + 1;
+      return { failures, at_ms: Date.now() + 1000 * wait_s(failures, Math.random()) };
+    });
+  };
+  const starting = useRef(start);
+  starting.current = start;
+  useEffect(() => {
+    if (retry === null) return undefined;
+    const tick = () => {
+      if (Date.now() < retry.at_ms) again();
+      else if (link.current === null) starting.current();
+    };
+    const timer = setInterval(tick, 500);
+    return () => clearInterval(timer);
+  }, [retry]);
 
   useEffect(() => {
     if (saved.helping === location.hash) start(); // the page was reloaded while it worked
   }, []);
 
-  const choices = (
-    <Choices
-      conditions={conditions}
-      offered={offered(around)}
-      refused={refused}
-      onRefused={setRefused}
-      onChange={(chosen) => {
-        setConditions(chosen);
-        saved.keepChoices(chosen);
-      }}
-    />
-  );
   const enter = (typed: string) => {
     const link = typed.trim();
     if (/^https?:\/\//.test(link))
@@ -177,54 +241,108 @@ function Page({ saved, kernel }: PageProps) {
     setInvitation(readInvitation(location.hash));
     setStatus(null);
   };
-  if (fault) return <Fault text={fault} />;
-  if (status) {
+  const choices = (
+    <Choices
+      conditions={conditions}
+      around={around}
+      thing={thing}
+      onChange={(chosen) => {
+        setConditions(chosen);
+        saved.keepChoices(chosen);
+      }}
+    />
+  );
+  const tryAgain = () => {
+    setFault("");
+    start();
+  };
+  if (fault) return <Fault text={fault} again={tryAgain} />;
+  const seen = status ?? (retry && unreachable(retry));
+  if (seen) {
     return (
-      <>
-        <Running
-          status={status}
-          share={share}
-          today={today}
-          flops_per_s={flopsPerSecond(samples)}
-          idle={isIdle(samples)}
-          bytes_per_s={bytes_per_s}
-          cap={conditions.cap ? { cap: conditions.cap, used } : null}
-          contribution={contribution}
-          load={sensors.load}
-          hot={around.hot === true}
-          stop={() => {
-            saved.helping = null;
-            link.current?.stop();
-          }}
-          again={start}
-          enter={enter}
-        />
-        {running ? <section class="card">{choices}</section> : null}
-      </>
+      <Running
+        status={seen}
+        now={{
+          title: project.title,
+          host: location.host,
+          thing,
+          online,
+          helps: helping,
+          tested: isTested(samples),
+          helped: today.seconds > 0,
+          training: project.training.state,
+          key: project.key,
+          alone,
+        }}
+        share={shareOfToday(today.flops, project, new Date())}
+        today={today}
+        flops_per_s={flopsPerSecond(samples)}
+        bytes_per_s={bytes_per_s}
+        cap={conditions.cap ? { cap: conditions.cap, used } : null}
+        contribution={contribution}
+        hot={around.hot === true}
+        stop={() => {
+          saved.helping = null;
+          if (link.current) link.current.stop();
+          setRetry(null);
+        }}
+        again={start}
+        retry={() => {
+          if (link.current) link.current.network(true);
+          else start();
+        }}
+        enter={enter}
+      >
+        {choices}
+      </Running>
     );
   }
-  if (!saved.keys(invitation)) return <NoCode enter={enter} />;
+  if (keys.length === 0) return <NoCode enter={enter} />;
+  if (asked !== keys.join()) return null; // an answer comes at once, and decides what is shown
+  if (isDead(project.key)) {
+    return <NoCode enter={enter} dead={deadKey(project.key, project.title, thing)} />;
+  }
   return (
     <Ready
       host={location.host}
       project={project}
+      thing={thing}
       name={name}
       onName={setName}
       known={saved.device(invitation) !== null}
+      contribution={saved.contribution(server)}
       secure={globalThis.isSecureContext}
-      app={invitation.code && onAndroid(navigator.userAgent) ? appLink(location.href) : null}
+      keepsScreen={"wakeLock" in navigator}
+      around={around}
+      conditions={conditions}
+      app={
+        invitation.app && invitation.code && onAndroid(navigator.userAgent)
+          ? appLink(location.href)
+          : null
+      }
       bytes_per_s={saved.lastBytesPerSecond(server)}
-      cap={conditions.cap}
+      used={used}
       start={start}
+      forget={() => {
+        saved.forget(server);
+        location.replace(location.pathname);
+      }}
     >
       {choices}
     </Ready>
   );
 }
 
+/** What is shown of a device that could not be loaded. */
+function unreachable({ at_ms }: Retry): Status {
+  const retry_s = Math.max(0, (at_ms - Date.now()) / 1000);
+  const notice = { state: State.WAITING, reason: "", code: null, retry_s, lost: true };
+  return { notice, counts: NOTHING, busy: false, device: null, kernel: null, unused: [] };
+}
+
 /** The owner's choices of before; what was kept of a limit may be broken. */
-function chosen(saved: Saved): Conditions {
-  const choices = saved.choices(STANDARD);
+function chosen(saved: Saved, thing: Thing): Conditions {
+  const choices = saved.choices(standard(thing !== "computer"));
   return { ...choices, cap: readCap(choices.cap) };
 }
 
@@ -242,7 +360,7 @@ function page() {
       />
     );
   } catch (error) {
-    return <Fault text={error instanceof Error ? error.message : String(error)} />;
+    return <Fault text={error instanceof Error ? error.message : String(error)} again={null} />;
   }
 }
 

@@ -1,29 +1,23 @@
 /** What a device is called until its owner says otherwise, and what it can offer. */
 
-const BROWSERS: readonly (readonly [RegExp, string])[] = [
-  [/Edg\//, "Edge"],
-  [/OPR\//, "Opera"],
-  [/SamsungBrowser\//, "Samsung Internet"],
-  [/Firefox\/|FxiOS\//, "Firefox"],
-  [/Chrome\/|CriOS\//, "Chrome"],
-  [/Safari\//, "Safari"],
-];
-
 const SYSTEMS: readonly (readonly [RegExp, string])[] = [
-  [/Android/, "Android"],
-  [/iPhone/, "iPhone"],
+  [/iPhone|iPod/, "iPhone"],
   [/iPad/, "iPad"],
-  [/Windows/, "Windows"],
-  [/CrOS/, "ChromeOS"],
+  [/Android.*Mobile/, "Android phone"],
+  [/Android/, "Android tablet"],
+  [/Windows/, "Windows computer"],
+  [/CrOS/, "Chromebook"],
   [/Mac OS X|Macintosh/, "Mac"],
-  [/Linux/, "Linux"],
+  [/Linux/, "Linux computer"],
 ];
 
-/** A name from the browser's own words, e.g. `Chrome on Android`. */
+/** A name from the browser's own words, e.g. `Android phone`. */
 export function deviceName(userAgent: string): string {
-  const find = (table: typeof BROWSERS) => table.find(([words]) => words.test(userAgent))?.[1];
-  return `${find(BROWSERS) ?? "Browser"} on ${find(SYSTEMS) ?? "a device"}`;
+  return SYSTEMS.find(([words]) => words.test(userAgent))?.[1] ?? "Computer";
 }
+
+/** How the page calls what it runs on. */
+export type Thing = "phone" | "tablet" | "computer";
 
 const MIB = 2 ** 20;
 

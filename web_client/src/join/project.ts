@@ -1,31 +1,94 @@
 /** What the server tells the device's owner about the project, and the device's share of its work. */
 
+/** What a key of this browser is worth, in the server's words; "" where it does not tell. */
+export enum Key {
+  OPEN = "open",
+  KNOWN = "known",
+  EXPIRED = "expired",
+  USED_UP = "used up",
+  VOID = "void",
+  UNKNOWN = "unknown",
+  REVOKED = "revoked",
+  QUARANTINED = "quarantined",
+  UNTOLD = "",
+}
+
+/** The training that devices help with. */
+export interface Training {
+  /** Of the job that runs, or ran last; "" where there is none. */
+  readonly state: string;
+  /** Devices that are connected now; null where that is not known. */
+  readonly devices: number | null;
+  /** What one of them moves of data a second; null where that is not known. */
+  readonly bytes_per_device_s: number | null;
+}
+
 /** The answer of `/project.json`. */
 export interface Project {
   /** Who asks for devices; "" where nobody says. */
   readonly title: string;
   /** What the devices help to train; "" where nobody says. */
   readonly about: string;
+  readonly training: Training;
+  readonly key: Key;
   /** Hours since 1970, and the FLOPs of all devices in that hour. */
   readonly hours: readonly (readonly [number, number])[];
 }
 
-/** Before the server has answered. */
-export const UNKNOWN: Project = { title: "", about: "", hours: [] };
-
 const HOUR_MS = 3_600_000;
+
+/** How long an answer may take before the page is shown without it. */
+const PATIENCE_MS = 4000;
 
 /** Read an answer. A part that is not as expected counts as missing. */
 export function readProject(answer: unknown): Project {
-  const { title, about, flops_by_hour } = (answer ?? {}) as { readonly [name: string]: unknown };
+  const { title, about, training, key, flops_by_hour } = fields(answer);
+  const { state, devices, bytes_per_device_s } = fields(training);
   const hours = Array.isArray(flops_by_hour) ? flops_by_hour.filter(isHour) : [];
-  return { title: text(title), about: text(about), hours };
+  return {
+    title: text(title),
+    about: text(about),
+    training: {
+      state: text(state),
+      devices: amount(devices),
+      bytes_per_device_s: amount(bytes_per_device_s),
+    },
+    key: Object.values(Key).find((each) => each === key) ?? Key.UNTOLD,
+    hours,
+  };
 }
 
-/** Ask the server of this page; null if it does not answer. */
-export async function askProject(): Promise<Project | null> {
+/** Before the server has answered. */
+export const UNKNOWN: Project = readProject(null);
+
+/** Whether a key admits nobody. */
+export function isDead(key: Key): boolean {
+  return key !== Key.OPEN && key !== Key.KNOWN && key !== Key.UNTOLD;
+}
+
+/**
+ * Ask the server of this page; null if it does not answer.
+ *
+ * @param keys what this browser would join with; it is told of the first one that admits it, or
+ *   else of the first one
+ */
+export async function askProject(keys: readonly string[]): Promise<Project | null> {
+  let first: Project | null = null;
+  for (const key of keys.length > 0 ? keys : [""]) {
+    const told = await ask(key);
+    if (told === null || !isDead(told.key)) return told;
+    first ??= told;
+  }
+  return first;
+}
+
+async function ask(key: string): Promise<Project | null> {
+  // A header takes no other characters, and no key has any.
+  const sent = /^[\x20-\x7e]*$/.test(key) ? key : "?";
+  const headers: HeadersInit = sent ? { Authorization: `Bearer ${sent}` } : {};
   try {
-    const answer = await fetch("project.json", { cache: "no-store" });
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    const answer = await fetch("project.json", { cache: "no-store", headers, signal });
     return answer.ok ? readProject(await answer.json()) : null;
   } catch {
     return null; // the connection is lost, which the device reports
@@ -37,18 +100,28 @@ export async function askProject(): Promise<Project | null> {
  *
  * @param flops of this device, since midnight
  */
-export function shareOfToday(flops: number, { hours }: Project, now: Date): string {
+export function shareOfToday(flops: number, { hours, training }: Project, now: Date): string {
   const midnight = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime();
   const today = hours.filter(([hour]) => hour * HOUR_MS >= midnight);
   const all = today.reduce((sum, [, each]) => sum + each, 0);
   if (all <= 0 || flops <= 0) return "";
-  const percent = Math.min(100, (100 * flops) / all); // the server's counts may be older
-  if (percent < 1) return "less than 1 %";
-  return `${Math.round(percent)} %`;
+  const percent = Math.round(Math.min(100, (100 * flops) / all)); // the server's counts may be older
+  if (percent < 1) return "You did less than 1 % of today's training.";
+  if (percent < 100) return `You did ${percent} % of today's training.`;
+  const alone = training.state === "running" && training.devices === 1;
+  return alone ? "You are the only helper right now." : "You did all of today's training.";
+}
+
+function fields(value: unknown): { readonly [name: string]: unknown } {
+  return (value ?? {}) as { readonly [name: string]: unknown };
 }
 
 function text(value: unknown): string {
   return typeof value === "string" ? value : "";
+}
+
+function amount(value: unknown): number | null {
+  return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
 
 function isHour(value: unknown): value is [number, number] {

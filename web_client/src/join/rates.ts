@@ -2,21 +2,23 @@
 
 import type { Counts } from "../device/session";
 
-/** Counters at a moment. */
+/** The device at a moment. */
 export interface Sample {
   readonly at_s: number;
   readonly counts: Counts;
+  /** Whether it had work to answer. */
+  readonly busy: boolean;
 }
 
-/** Over how long the speed is taken, and the use of data. */
+/** Over how long the speed is taken, whether it helps, and the use of data. */
 export const SPEED_S = 5;
-export const DATA_S = 60;
+export const DATA_S = 10;
 
 /** Less than a device sends and receives that has work. */
 const IDLE_BYTES_PER_S = 10_000;
 
-/** How long must be looked at before the use of data is said: it begins with measuring the link. */
-const LEAST_S = 15;
+/** How long must be looked at before the use of data is said. */
+const LEAST_S = 5;
 
 /** The samples with a new one, without those that are too old to matter. */
 export function withSample(samples: readonly Sample[], latest: Sample): Sample[] {
@@ -25,34 +27,47 @@ export function withSample(samples: readonly Sample[], latest: Sample): Sample[]
 
 /** FLOP/s over the last seconds; 0 where there are too few samples. */
 export function flopsPerSecond(samples: readonly Sample[]): number {
-  return rate(samples, SPEED_S, ({ flops }) => flops);
-}
-
-/** Bytes a second over the last minute, both ways together; null where it is too early to say. */
-export function bytesPerSecond(samples: readonly Sample[]): number | null {
-  const [first, last] = [samples[0], samples.at(-1)];
-  if (!first || !last || last.at_s - first.at_s < LEAST_S) return null;
-  return rate(samples, DATA_S, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
+  return rate(within(samples, now_s(samples) - SPEED_S), ({ flops }) => flops);
 }
 
 /**
- * Whether nothing was finished or sent within the last minute, heartbeats aside. Before its first
- * work, a device is idle as soon as the measurement of its link is over.
+ * Bytes a second over the last seconds, both ways together. Null where it is too early to say, or
+ * there is no work. The server's tests of the device do not count.
  */
-export function isIdle(samples: readonly Sample[]): boolean {
-  const [first, last] = [samples[0], samples.at(-1)];
-  if (!first || !last) return false;
-  const span_s = last.counts.blocks + last.counts.graphs > 0 ? DATA_S : SPEED_S;
-  if (last.at_s - first.at_s < span_s - SPEED_S) return false;
-  const bytes_per_s = rate(samples, span_s, ({ down_bytes, up_bytes }) => down_bytes + up_bytes);
-  return rate(samples, span_s, ({ blocks }) => blocks) === 0 && bytes_per_s < IDLE_BYTES_PER_S;
+export function bytesPerSecond(samples: readonly Sample[]): number | null {
+  const { tests } = samples.at(-1)?.counts ?? { tests: 0 };
+  const work = samples.filter(({ counts }) => counts.tests === tests);
+  if (now_s(work) - (work[0]?.at_s ?? 0) < LEAST_S) return null;
+  const bytes_per_s = rate(work, bytes);
+  return bytes_per_s < IDLE_BYTES_PER_S ? null : bytes_per_s;
 }
 
-function rate(samples: readonly Sample[], span_s: number, of: (counts: Counts) => number): number {
-  const last = samples.at(-1);
-  if (!last) return 0;
-  const [first = last] = within(samples, last.at_s - span_s);
-  if (last.at_s <= first.at_s) return 0;
+/** Whether the device had work within the last seconds: a run, or arrays that came or went. */
+export function helps(samples: readonly Sample[]): boolean {
+  const recent = within(samples, now_s(samples) - SPEED_S);
+  const [first, last] = [recent[0], recent.at(-1)];
+  if (!first || !last) return false;
+  if (recent.some(({ busy }) => busy) || last.counts.blocks > first.counts.blocks) return true;
+  return !isTested(samples) && rate(recent, bytes) >= IDLE_BYTES_PER_S;
+}
+
+/** Whether the server tested the device within the last seconds. */
+export function isTested(samples: readonly Sample[]): boolean {
+  const recent = within(samples, now_s(samples) - SPEED_S);
+  return recent[0]?.counts.tests !== recent.at(-1)?.counts.tests;
+}
+
+function bytes({ down_bytes, up_bytes }: Counts): number {
+  return down_bytes + up_bytes;
+}
+
+function now_s(samples: readonly Sample[]): number {
+  return samples.at(-1)?.at_s ?? 0;
+}
+
+function rate(samples: readonly Sample[], of: (counts: Counts) => number): number {
+  const [first, last] = [samples[0], samples.at(-1)];
+  if (!first || !last || last.at_s <= first.at_s) return 0;
   return (of(last.counts) - of(first.counts)) / (last.at_s - first.at_s);
 }
 

@@ -14,6 +14,8 @@ export interface SavedDevice {
 export interface Contribution {
   readonly blocks: number;
   readonly flops: number;
+  /** Time in which it worked. */
+  readonly seconds: number;
 }
 
 const LATEST = "cleave.latest";
@@ -71,9 +73,23 @@ export class Saved {
     return this.#write(`cleave.credential.${server}`, credential) && this.#write(LATEST, server);
   }
 
+  /** Forget everything of a server, and the owner's choices. */
+  forget(server: string): void {
+    this.helping = null;
+    const kinds = ["credential", "contribution", "rate"].map((kind) => `cleave.${kind}.${server}`);
+    for (const key of [...kinds, LATEST, "cleave.choices", "cleave.data"]) {
+      this.#storage?.removeItem(key);
+    }
+  }
+
   contribution(server: string): Contribution {
     const saved = this.#read(`cleave.contribution.${server}`) as Partial<Contribution> | null;
-    return { blocks: Number(saved?.blocks) || 0, flops: Number(saved?.flops) || 0 };
+    const { blocks, flops, seconds } = saved ?? {};
+    return {
+      blocks: Number(blocks) || 0,
+      flops: Number(flops) || 0,
+      seconds: Number(seconds) || 0,
+    };
   }
 
   keepContribution(server: string, contribution: Contribution): void {

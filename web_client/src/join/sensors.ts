@@ -1,4 +1,4 @@
-/** What the browser tells of the device: battery, network, visibility, load, heat. */
+/** What the browser tells of the device: battery, network, visibility, heat. */
 
 import type { Surroundings } from "./conditions";
 
@@ -13,19 +13,16 @@ interface NetworkInformation extends EventTarget {
   readonly saveData?: boolean;
 }
 
-/** What the Compute Pressure API can watch: of these Chromium knows the processor's load alone. */
-enum Source {
-  CPU = "cpu",
-  THERMALS = "thermals",
-}
+/** What the Compute Pressure API calls heat. Chromium knows only the processor's load. */
+const THERMALS = "thermals";
 
 interface PressureRecord {
-  readonly source: Source;
+  readonly source: string;
   readonly state: "nominal" | "fair" | "serious" | "critical";
 }
 
 interface PressureObserver {
-  observe(source: Source, options: { sampleInterval: number }): Promise<void>;
+  observe(source: string, options: { sampleInterval: number }): Promise<void>;
   disconnect(): void;
 }
 
@@ -40,22 +37,11 @@ interface Extras {
   connection?: NetworkInformation;
 }
 
-/** How busy the processor is, in words; null where nobody tells. It says nothing of heat. */
-export type Load = "idle" | "in use" | "busy" | "very busy" | null;
-
-const LOAD: { readonly [S in PressureRecord["state"]]: NonNullable<Load> } = {
-  nominal: "idle",
-  fair: "in use",
-  serious: "busy",
-  critical: "very busy",
-};
-
 const EVERY_MS = 2000;
 
 /** Watches the device, and tells when something changes. */
 export class Sensors {
   #battery: Battery | null = null;
-  #load: Load = null;
   #hot: boolean | null = null;
   readonly #network: NetworkInformation | null;
   readonly #pressures: PressureObservers | undefined;
@@ -65,7 +51,7 @@ export class Sensors {
     const { PressureObserver } = globalThis as { PressureObserver?: PressureObservers };
     this.#pressures = PressureObserver;
     // Before it is watched a device that can tell counts as cool.
-    if (PressureObserver?.knownSources?.includes(Source.THERMALS)) this.#hot = false;
+    if (PressureObserver?.knownSources?.includes(THERMALS)) this.#hot = false;
     const extras = navigator as Extras;
     // A desktop's browser has the object and tells nothing of the kind of network.
     this.#network = extras.connection?.type === undefined ? null : extras.connection;
@@ -94,34 +80,24 @@ export class Sensors {
     };
   }
 
-  /** How busy the processor is, while that is watched. */
-  get load(): Load {
-    return this.#load;
-  }
-
-  /** Watch load and heat from now on, where the browser can; returns how to end that. */
-  watchPressure(): () => void {
+  /** Watch the heat from now on, where the browser can; returns how to end that. */
+  watchHeat(): () => void {
     const Observers = this.#pressures;
-    if (!Observers) return () => undefined;
+    if (!Observers || this.#hot === null) return () => undefined;
     const observer = new Observers((records) => records.forEach((record) => this.#felt(record)));
-    for (const source of Object.values(Source)) {
-      if (!(Observers.knownSources ?? [Source.CPU]).includes(source)) continue;
-      observer.observe(source, { sampleInterval: EVERY_MS }).catch(() => {
-        if (source === Source.THERMALS) this.#hot = null; // not on this device after all
-        this.changed();
-      });
-    }
+    observer.observe(THERMALS, { sampleInterval: EVERY_MS }).catch(() => {
+      this.#hot = null; // not on this device after all
+      this.changed();
+    });
     return () => {
       observer.disconnect();
-      this.#load = null;
       if (this.#hot) this.#hot = false; // nobody looks any more
       this.changed();
     };
   }
 
   #felt({ source, state }: PressureRecord): void {
-    if (source === Source.THERMALS) this.#hot = state === "serious" || state === "critical";
-    else this.#load = LOAD[state];
+    if (source === THERMALS) this.#hot = state === "serious" || state === "critical";
     this.changed();
   }
 }

@@ -5,38 +5,41 @@ import { useState } from "preact/hooks";
 import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import { count, quantity } from "../ui/figures";
-import type { Conditions, Switches } from "./conditions";
+import { type Conditions, offered, type Surroundings, type Switches } from "./conditions";
 import {
   amount,
   type Counted,
   type DataCap,
+  EACH,
+  lasting,
   readGigabytes,
+  refusedGigabytes,
   Span,
   STANDARD_CAP,
   WHEN,
 } from "./data_use";
+import type { Thing } from "./names";
 import type { Project } from "./project";
 import type { Contribution } from "./saved";
-import type { Load } from "./sensors";
-import { kernelText, needsCode, said } from "./words";
+import { kernelText, KERNELS, needsCode, type Said, said, type Situation } from "./words";
 
 const CHOICES: { readonly [K in keyof Switches]: string } = {
-  lowBattery: "Stop below 20 % battery",
-  unplugged: "Work only while charging",
-  hot: "Stop when the device is hot",
-  hidden: "Stop when this page is not in front",
-  metered: "Stop on a metered network",
+  lowBattery: "the battery is below 20 %",
+  unplugged: "it is not charging",
+  hot: "it is hot",
+  hidden: "this page is not in front",
+  metered: "it is on mobile data or a metered network",
 };
 
-/** There is no code in the address, and none was used here before. */
-export function NoCode({ enter }: CodeProps) {
+/** There is no code in the address, and none was used here before; or the key admits nobody. */
+export function NoCode({ enter, dead = null }: CodeProps & { readonly dead?: Said | null }) {
   return (
     <section class="card stack">
-      <h1>This page needs a join code</h1>
+      <h1>{dead?.headline ?? "Open the link that you were sent"}</h1>
       <p>
-        Scan the QR code or open the link that the server prints. Or type the code here. The person
-        who runs the server makes codes with <code>cleave pair</code>. A code admits one device and
-        is valid for some minutes.
+        {dead?.detail ??
+          "This page lends a phone or computer to somebody who trains an AI model. " +
+            "It opens with their link or QR code."}
       </p>
       <CodeForm enter={enter} />
     </section>
@@ -59,7 +62,7 @@ function CodeForm({ enter }: CodeProps) {
       }}
     >
       <label class="field">
-        <span>Join code or link</span>
+        <span>Link or code</span>
         <input
           type="text"
           value={typed}
@@ -71,18 +74,23 @@ function CodeForm({ enter }: CodeProps) {
         />
       </label>
       <button type="submit" class="button primary wide">
-        Use this code
+        Use this link
       </button>
     </form>
   );
 }
 
-/** A page that cannot go on, and why. */
-export function Fault({ text }: { text: string }) {
+/** A page that cannot go on, why, and how it may after all. */
+export function Fault({ text, again }: { text: string; again: (() => void) | null }) {
   return (
     <section class="card stack" role="alert">
       <h1>This does not work</h1>
       <p>{text}</p>
+      {again === null ? null : (
+        <button type="button" class="button primary wide" onClick={again}>
+          Try again
+        </button>
+      )}
     </section>
   );
 }
@@ -90,24 +98,33 @@ export function Fault({ text }: { text: string }) {
 export interface ReadyProps {
   readonly host: string;
   readonly project: Project;
+  readonly thing: Thing;
   readonly name: string;
   readonly onName: (name: string) => void;
+  /** Whether this browser has helped this server before. */
   readonly known: boolean;
+  readonly contribution: Contribution;
   readonly secure: boolean;
+  /** Whether the browser can keep the screen on. */
+  readonly keepsScreen: boolean;
+  readonly around: Surroundings;
+  readonly conditions: Conditions;
   /** A link into the app; null where there can be none. */
   readonly app: string | null;
   /** Bytes a second when it helped last; null where that is not known. */
   readonly bytes_per_s: number | null;
-  /** The limit of data that is chosen now. */
-  readonly cap: DataCap | null;
+  /** Bytes that were used of the limit's span. */
+  readonly used: number;
   readonly start: () => void;
+  readonly forget: () => void;
   readonly children: ComponentChildren;
 }
 
 /** Before the start: who asks, what will happen, and the owner's choices. */
 export function Ready(props: ReadyProps) {
-  const { host, project, name, onName, known, secure, app, bytes_per_s, cap, start, children } =
-    props;
+  const { host, project, thing, name, onName, known, contribution, secure, around } = props;
+  const { conditions, app, start, children } = props;
+  const who = project.title || "the sender";
   return (
     <form
       class="stack"
@@ -117,48 +134,82 @@ export function Ready(props: ReadyProps) {
       }}
     >
       <section class="card stack">
-        <h1>{known ? "Help again" : "Lend this device"}</h1>
-        <p>
-          {project.title === "" ? (
-            <>
-              A model is being trained on <strong>{host}</strong>.
-            </>
-          ) : (
-            <>
-              <strong>{project.title}</strong> asks this device to help train a model on {host}.
-            </>
-          )}
-        </p>
+        <h1>{known ? "Help again" : `Lend this ${thing}`}</h1>
+        {known && contribution.seconds >= 60 ? (
+          <p data-figure="so-far">
+            This {thing} has helped for {minutes(contribution.seconds)} so far. Thank you!
+          </p>
+        ) : null}
+        {project.title === "" ? (
+          <p>
+            Somebody asks this {thing} to help train an AI model. They did not say who they are. The
+            link leads to <strong>{host}</strong>.
+          </p>
+        ) : (
+          <p>
+            <strong>{project.title}</strong> asks this {thing} to help train an AI model on {host}.
+          </p>
+        )}
         {project.about === "" ? null : <blockquote>{project.about}</blockquote>}
         <p>
-          This device gets blocks of numbers, multiplies them and sends the results back, until you
+          This {thing} gets tables of numbers, multiplies them and sends the results back, until you
           stop it or close the page.
         </p>
         <ul class="plain">
-          <li>Nothing on this device is read, and nothing is installed.</li>
-          <li>It uses power: on a phone, better with a charger.</li>
-          <li data-figure="use">
-            {bytes_per_s !== null
-              ? `It uses data: ${dataUse(bytes_per_s)} when it helped last.`
-              : "It uses data, on a fast network gigabytes an hour: better over Wi‑Fi."}{" "}
-            {cap === null
-              ? "Without a limit, it may use all that your plan has."
-              : `It stops after ${amount(cap)} ${SPANS[cap.span]}: change that below.`}
+          <li>It reads no files, photos or messages: no page can. It installs nothing.</li>
+          <li>
+            It uses power and gets warm{thing === "computer" ? "." : ": better with a charger."}
           </li>
-          <li>It gets warm; the browser keeps it within its limits.</li>
+          <li data-figure="use">{dataUse(props)}</li>
+          {known ? null : <li>First it tests the connection, with up to about 25 MB.</li>}
+          {thing === "computer" ? null : (
+            <li>
+              {props.keepsScreen
+                ? "It keeps the screen on. If the screen locks, helping pauses."
+                : "If the screen locks, helping pauses. Set the screen to stay on."}
+            </li>
+          )}
+          {conditions.hidden ? null : <li>It also works while this page is not in front.</li>}
+          {project.training.state === "running" ? null : (
+            <li>There is no training at the moment: it would wait for the next one.</li>
+          )}
         </ul>
-        {secure ? null : (
-          <p class="soft small">
-            This page came over http, so it has neither the GPU (WebGPU) nor shared memory for
-            threads: layers are computed by one thread. Over https this browser could use both, and
-            keep the screen on.
-          </p>
-        )}
+        <details>
+          <summary>What does {who} see?</summary>
+          <ul class="plain">
+            <li>
+              {known ? "its name" : "the name below"}, and that it is a {thing}
+            </li>
+            <li>
+              this {thing}'s address on the network, and the kind of browser, as every page does
+            </li>
+            <li>its speed, and how much memory it offers</li>
+            {around.battery ? <li>the battery's level, every minute</li> : null}
+            <li>when it helps, and what it computed</li>
+          </ul>
+          {secure ? null : (
+            <p>
+              This connection is not encrypted: others on the network can read along. So the browser
+              offers neither the GPU (WebGPU) nor shared memory, and the screen may lock.
+            </p>
+          )}
+          {known ? (
+            <>
+              <p>
+                This browser keeps a key, your settings and its counts. Forgetting removes them.{" "}
+                {who} still sees the name in the list of earlier devices.
+              </p>
+              <button type="button" class="button" onClick={props.forget}>
+                Forget this {thing}
+              </button>
+            </>
+          ) : null}
+        </details>
       </section>
       <section class="card stack">
         {known ? null : (
           <label class="field">
-            <span>Name in the server's list</span>
+            <span>Name that {who} sees</span>
             <input
               type="text"
               value={name}
@@ -170,33 +221,65 @@ export function Ready(props: ReadyProps) {
         )}
         {children}
       </section>
+      <button type="submit" class="button primary wide">
+        {startText(conditions, around)}
+      </button>
       {app === null ? null : (
         <p class="soft small">
-          Is Cleave's app on this phone? <a href={app}>Open in the app</a>: it works with the screen
-          off, too.
+          Is Cleave's app on this {thing}? <a href={app}>Open in the app</a>: it works with the
+          screen off, too.
         </p>
       )}
-      <div class="bottom">
-        <button type="submit" class="button primary wide">
-          Start helping
-        </button>
-      </div>
     </form>
   );
 }
 
-export interface ChoicesProps extends Pick<CapProps, "refused" | "onRefused"> {
+/** What the button says: nothing begins on mobile data by surprise. */
+function startText({ metered }: Conditions, around: Surroundings): string {
+  if (!around.metered) return "Start helping";
+  return metered ? "Start when on Wi‑Fi" : "Start on mobile data";
+}
+
+/** What is known of the use of data before the start. */
+function dataUse(props: ReadyProps): string {
+  const { project, thing, around, bytes_per_s, used } = props;
+  const { cap } = props.conditions;
+  const { bytes_per_device_s } = project.training;
+  const per_s = bytes_per_device_s ?? bytes_per_s;
+  const said = ["It can use a lot of data: how much shows while it works."];
+  if (bytes_per_device_s !== null) {
+    said[0] = `It uses data: each device that helps now moves about ${perMinute(bytes_per_device_s)}.`;
+  } else if (bytes_per_s !== null) {
+    said[0] = `It uses data: about ${perMinute(bytes_per_s)} when it helped last.`;
+  }
+  if (cap === null) said.push("Without a limit, it may use all that your plan has.");
+  else {
+    const after = per_s ? `, at this rate in ${lasting(cap.bytes - used, per_s)}` : "";
+    said.push(`It stops after ${amount(cap.bytes)} ${EACH[cap.span]}${after}: change that below.`);
+  }
+  if (thing !== "computer" && around.metered === null) {
+    said.push("This browser does not tell mobile data from Wi‑Fi: make sure you are on Wi‑Fi.");
+  }
+  return said.join(" ");
+}
+
+function perMinute(bytes_per_s: number): string {
+  return `${amount(60 * bytes_per_s)} a minute`;
+}
+
+export interface ChoicesProps {
   readonly conditions: Conditions;
-  readonly offered: readonly (keyof Switches)[];
+  readonly around: Surroundings;
+  readonly thing: Thing;
   readonly onChange: (conditions: Conditions) => void;
 }
 
 /** The owner's conditions, those that this browser can tell. */
-export function Choices({ conditions, offered, onChange, refused, onRefused }: ChoicesProps) {
+export function Choices({ conditions, around, thing, onChange }: ChoicesProps) {
   return (
     <fieldset class="choices">
-      <legend>When to stop by itself</legend>
-      {offered.map((name) => (
+      <legend>Pause when…</legend>
+      {offered(around).map((name) => (
         <label key={name} class="choice">
           <input
             type="checkbox"
@@ -206,50 +289,38 @@ export function Choices({ conditions, offered, onChange, refused, onRefused }: C
           <span>{CHOICES[name]}</span>
         </label>
       ))}
-      <Cap
-        cap={conditions.cap}
-        onChange={(cap) => onChange({ ...conditions, cap })}
-        refused={refused}
-        onRefused={onRefused}
-      />
+      <Cap cap={conditions.cap} onChange={(cap) => onChange({ ...conditions, cap })} />
+      {around.battery === null && thing !== "computer" ? (
+        <p class="soft small">This browser does not tell the battery's level: keep an eye on it.</p>
+      ) : null}
     </fieldset>
   );
 }
 
 const GIGABYTE = 1e9;
-const SPANS: { readonly [S in Span]: string } = {
-  [Span.HOUR]: "an hour",
-  [Span.DAY]: "a day",
-  [Span.MONTH]: "a month",
-};
 
 interface CapProps {
   readonly cap: DataCap | null;
   readonly onChange: (cap: DataCap | null) => void;
-  /** Why what was typed is no limit; "" if it is one. The start of the work does not hide it. */
-  readonly refused: string;
-  readonly onRefused: (text: string) => void;
 }
 
 /** The limit of data: whether there is one, how much, and over what time. */
-function Cap({ cap, onChange, refused, onRefused }: CapProps) {
+function Cap({ cap, onChange }: CapProps) {
   const [latest, setLatest] = useState(cap ?? STANDARD_CAP); // also while it is switched off
   const [typed, setTyped] = useState(String(latest.bytes / GIGABYTE));
+  const [refused, setRefused] = useState("");
+  const refuse = (input: HTMLInputElement | null, text: string) => {
+    input?.setCustomValidity(text); // nothing starts with it, and the browser puts the cursor there
+    setRefused(text);
+  };
   const choose = (chosen: DataCap) => {
     setLatest(chosen);
-    setTyped(String(chosen.bytes / GIGABYTE));
-    onRefused("");
     onChange(chosen);
   };
-  const enter = () => {
-    const gigabytes = readGigabytes(typed);
-    if (gigabytes === null) {
-      const now = `${latest.bytes / GIGABYTE} GB ${SPANS[latest.span]}`;
-      setTyped(String(latest.bytes / GIGABYTE));
-      onRefused(
-        `“${typed}” is not an amount: the limit stays ${now}. Enter a number above 0, and at most 100000.`,
-      );
-    } else choose({ ...latest, bytes: gigabytes * GIGABYTE });
+  const enter = (input: HTMLInputElement) => {
+    const gigabytes = readGigabytes(input.value);
+    if (gigabytes === null) refuse(input, refusedGigabytes(input.value, latest));
+    else choose({ ...latest, bytes: gigabytes * GIGABYTE });
   };
   return (
     <>
@@ -258,33 +329,47 @@ function Cap({ cap, onChange, refused, onRefused }: CapProps) {
           type="checkbox"
           aria-label="Limit the data"
           checked={cap !== null}
-          onChange={(event) => onChange(event.currentTarget.checked ? latest : null)}
+          onChange={(event) => {
+            setTyped(String(latest.bytes / GIGABYTE));
+            refuse(document.querySelector<HTMLInputElement>("#cap"), "");
+            onChange(event.currentTarget.checked ? latest : null);
+          }}
         />
-        <label for="cap">Stop after</label>
+        <label for="cap">data over</label>
         <input
           id="cap"
           type="text"
           inputMode="decimal"
           autocomplete="off"
           value={typed}
+          disabled={cap === null}
+          aria-invalid={refused !== ""}
           aria-describedby={refused === "" ? undefined : "refused"}
-          onInput={(event) => setTyped(event.currentTarget.value)}
-          onChange={enter}
+          onInput={(event) => {
+            setTyped(event.currentTarget.value);
+            if (readGigabytes(event.currentTarget.value) !== null) refuse(event.currentTarget, "");
+          }}
+          onChange={(event) => enter(event.currentTarget)}
+          onBlur={({ currentTarget: input, relatedTarget: next }) => {
+            // The message moves the button away from under the finger.
+            if (!input.validity.valid && next instanceof HTMLButtonElement) input.focus();
+          }}
           onKeyDown={(event) => {
             if (event.key !== "Enter") return;
             event.preventDefault(); // it confirms the amount, and does not start the work
-            enter();
+            enter(event.currentTarget);
           }}
         />
         <label for="span">GB</label>
         <select
           id="span"
           value={latest.span}
+          disabled={cap === null}
           onChange={(event) => choose({ ...latest, span: event.currentTarget.value as Span })}
         >
           {Object.values(Span).map((each) => (
             <option key={each} value={each}>
-              {SPANS[each]}
+              {EACH[each]}
             </option>
           ))}
         </select>
@@ -296,117 +381,137 @@ function Cap({ cap, onChange, refused, onRefused }: CapProps) {
   );
 }
 
-/** A use of data, for people. */
-function dataUse(bytes_per_s: number): string {
-  return `${quantity(60 * bytes_per_s, "B")} a minute, ${quantity(3600 * bytes_per_s, "B")} an hour`;
-}
-
 export interface RunningProps {
   readonly status: Status;
-  /** This device's share of today's training; "" if unknown. */
+  readonly now: Situation;
+  /** This device's share of today's training, in words; "" if unknown. */
   readonly share: string;
   /** What it did today. */
   readonly today: Counted;
   readonly flops_per_s: number;
-  /** Whether no work came within the last minute. */
-  readonly idle: boolean;
-  /** Of data now; null where that is not known yet. */
+  /** Of data now; null where that is not known, or there is no work. */
   readonly bytes_per_s: number | null;
   /** The limit of data and what is used of it; null without a limit. */
   readonly cap: { readonly cap: DataCap; readonly used: number } | null;
   readonly contribution: Contribution;
-  readonly load: Load;
   readonly hot: boolean;
   readonly stop: () => void;
   readonly again: () => void;
+  /** Try the server again at once. */
+  readonly retry: () => void;
   readonly enter: CodeProps["enter"];
+  readonly children: ComponentChildren;
 }
 
 /** While it works, and after. */
 export function Running(props: RunningProps) {
-  const { status, share, today, bytes_per_s, cap, hot, stop, again, enter } = props;
-  const { headline, detail } = said(status, props.idle);
+  const { status, now, share, today, bytes_per_s, cap, hot, stop, again, retry, enter } = props;
+  const { headline, detail } = said(status, now);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
   return (
-    <section class="card stack" data-state={state} data-kernel={status.kernel?.name ?? ""}>
-      <div role="status" aria-live="polite" class="stack tight">
-        <h1 class={state === State.WORKING ? "working" : ""}>{headline}</h1>
-        <p class="soft">{detail}</p>
-      </div>
-      {share === "" ? null : (
-        <p data-figure="share">
-          You did <strong>{share}</strong> of today's training.
-        </p>
-      )}
-      {needsCode(code) ? (
-        <CodeForm enter={enter} />
-      ) : (
-        <>
+    <>
+      <section class="card stack" data-state={state} data-kernel={status.kernel?.name ?? ""}>
+        <div role="status" aria-live="polite" class="stack tight">
+          <h1 class={state === State.WORKING && now.helps && now.online ? "working" : ""}>
+            {headline}
+          </h1>
+          {/* A reader hears the state once, and not each second of a wait. */}
+          <p class="soft" aria-live={state === State.WAITING ? "off" : undefined}>
+            {detail}
+          </p>
+        </div>
+        {state === State.WAITING && now.online ? (
+          <button type="button" class="button primary wide" onClick={retry}>
+            Try again now
+          </button>
+        ) : null}
+        {share === "" ? null : <p data-figure="share">{share}</p>}
+        {needsCode(code) ? (
+          <CodeForm enter={enter} />
+        ) : (
           <dl class="figures">
             <Figure name="Helped today" value={minutes(today.seconds)} id="minutes" />
             {cap === null ? (
-              <Figure name="Data today" value={quantity(today.bytes, "B")} id="today" />
+              <Figure name="Data today" value={amount(today.bytes)} id="today" />
             ) : (
               <Figure
                 name={`Data ${WHEN[cap.cap.span]}`}
-                value={quantity(cap.used, "B")}
-                note={`of ${amount(cap.cap)}`}
+                value={amount(cap.used)}
+                note={`of ${amount(cap.cap.bytes)}`}
                 id="cap"
               />
             )}
-            {hot ? <Figure name="Device" value="hot" id="hot" /> : null}
+            {hot ? <Figure name="Heat" value="hot" id="hot" /> : null}
           </dl>
-          {state === State.WORKING && !props.idle && bytes_per_s !== null ? (
-            <p class="soft small" data-figure="use">
-              It uses {dataUse(bytes_per_s)} now.
-            </p>
-          ) : null}
-          {over ? (
-            <button type="button" class="button primary wide" onClick={again}>
-              Join again
-            </button>
-          ) : (
+        )}
+        {state === State.WORKING && now.helps && bytes_per_s !== null ? (
+          <p class="soft small" data-figure="use">
+            It uses {perMinute(bytes_per_s)} now.
+            {cap === null
+              ? ""
+              : ` Your limit is reached in ${lasting(cap.cap.bytes - cap.used, bytes_per_s)}.`}
+          </p>
+        ) : null}
+        {over && !needsCode(code) ? (
+          <button type="button" class="button primary wide" onClick={again}>
+            {now.helped ? "Help again" : "Help here"}
+          </button>
+        ) : null}
+        <Details {...props} />
+      </section>
+      {over ? null : (
+        <>
+          <section class="card">{props.children}</section>
+          <div class="bottom">
             <button type="button" class="button wide" onClick={stop}>
               {state === State.DRAINING ? "Stop at once" : "Stop"}
             </button>
-          )}
+          </div>
         </>
       )}
-      <Details {...props} />
-    </section>
+    </>
   );
 }
 
 /** What only some owners want to know: operations, bytes, and what multiplies here. */
-function Details({ status, flops_per_s, contribution, load }: RunningProps) {
+function Details({ status, flops_per_s, contribution }: RunningProps) {
   const { counts, notice } = status;
   const over = notice.state === State.ENDED;
   return (
     <details>
-      <summary>Details</summary>
+      <summary>Technical details</summary>
+      <p class="soft small">Since the last start:</p>
       <dl class="figures">
-        <Figure name="Blocks multiplied" value={count(counts.blocks)} id="blocks" />
-        <Figure name="Layers computed" value={count(counts.graphs)} id="graphs" />
-        <Figure name="Speed" value={quantity(over ? 0 : flops_per_s, "FLOP/s")} id="speed" />
-        {load === null ? null : <Figure name="Processor" value={load} id="load" />}
-        <Figure name="Received" value={quantity(counts.down_bytes, "B")} id="down" />
-        <Figure name="Sent" value={quantity(counts.up_bytes, "B")} id="up" />
+        <Figure name="Tasks done" value={count(counts.blocks)} id="blocks" />
+        <Figure name="Of these, layers" value={count(counts.graphs)} id="graphs" />
+        <Figure name="Received" value={amount(counts.down_bytes)} id="down" />
+        <Figure name="Sent" value={amount(counts.up_bytes)} id="up" />
         <Figure
-          name="Since you first helped"
-          value={`${quantity(contribution.flops, "FLOP")}, ${count(contribution.blocks)} blocks`}
+          name="Operations a second (FLOP/s)"
+          value={quantity(over ? 0 : flops_per_s, "FLOP/s")}
+          id="speed"
+          wide
+        />
+        <Figure
+          name="In all, since you first helped"
+          value={`${quantity(contribution.flops, "FLOP")}, ${count(contribution.blocks)} tasks`}
           id="contribution"
           wide
         />
       </dl>
-      {over ? null : <p class="soft small">Multiplies with {kernelText(status) || "…"}</p>}
+      {over ? null : <p class="soft small">Computes with {kernelText(status) || "…"}</p>}
       <Unused status={status} />
+      {notice.state === State.WAITING && notice.reason ? (
+        <p class="soft small">Why it is not connected: {notice.reason}</p>
+      ) : null}
     </details>
   );
 }
 
 /** A span of time in whole minutes, e.g. `42 min`, `1 h 5 min`. */
 function minutes(seconds: number): string {
+  if (seconds === 0) return "0 min";
   if (seconds < 60) return "under 1 min";
   const whole = Math.floor(seconds / 60);
   return whole < 60 ? `${whole} min` : `${Math.floor(whole / 60)} h ${whole % 60} min`;
@@ -439,7 +544,7 @@ function Unused({ status }: { status: Status }) {
       <ul class="plain">
         {status.unused.map(({ name, reason }) => (
           <li key={`${name} ${reason}`}>
-            {name}: {reason.replace(/^Error: /, "")}
+            {KERNELS[name]} ({name}): {reason.replace(/^Error: /, "")}
           </li>
         ))}
       </ul>

@@ -4,6 +4,8 @@ import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import { KernelName } from "../kernels/kernel";
 import { ErrorCode } from "../protocol/messages";
+import type { Thing } from "./names";
+import { Key } from "./project";
 
 /** A state in words: a line to read out, and what to do, if anything. */
 export interface Said {
@@ -11,32 +13,92 @@ export interface Said {
   readonly detail: string;
 }
 
-/** What the page says of a status. `idle`: whether there is no work now. */
-export function said({ notice }: Status, idle = false): Said {
+/** What the words depend on, the device's status aside. */
+export interface Situation {
+  /** Who asks; "" where nobody says. */
+  readonly title: string;
+  readonly host: string;
+  readonly thing: Thing;
+  /** Whether the browser has a network. */
+  readonly online: boolean;
+  /** Whether there was work within the last seconds. */
+  readonly helps: boolean;
+  /** Whether the server tests the device. */
+  readonly tested: boolean;
+  /** Whether the device worked today. */
+  readonly helped: boolean;
+  /** State of the job that runs, or ran last; "" where there is none. */
+  readonly training: string;
+  /** What the browser's key is worth. */
+  readonly key: Key;
+  /** Whether another tab took over and has ended since. */
+  readonly alone: boolean;
+}
+
+/** What the page says of a status. */
+export function said({ notice }: Status, now: Situation): Said {
+  const { thing } = now;
   switch (notice.state) {
     case State.STARTING:
-      return { headline: "Testing how fast this device multiplies", detail: "A few seconds." };
+      return { headline: `Testing how fast this ${thing} computes`, detail: "A few seconds." };
     case State.CONNECTING:
-      return { headline: "Connecting", detail: "" };
+      return now.online ? { headline: "Connecting", detail: "" } : offline(thing);
     case State.WORKING:
-      if (idle) {
-        return {
-          headline: "This device is ready",
-          detail: "There is nothing to do at the moment. Keep this page open.",
-        };
+      if (!now.online) return offline(thing);
+      if (now.helps) {
+        return { headline: `This ${thing} is helping`, detail: "Keep this page open." };
       }
-      return { headline: "This device is helping", detail: "Keep this page open." };
+      if (now.tested) return { headline: "Testing the connection", detail: "A few seconds." };
+      return ready(now);
     case State.DRAINING:
-      return { headline: "Finishing what it was given", detail: notice.reason };
+      return {
+        headline: "Finishing what it was given",
+        detail: notice.reason === "stopping" ? "" : notice.reason,
+      };
     case State.PAUSED:
       return { headline: "Paused", detail: notice.reason };
-    case State.WAITING:
-      return {
-        headline: "Not connected",
-        detail: `${sentence(notice.reason)} Trying again in ${Math.ceil(notice.retry_s ?? 0)}\u00a0s.`,
-      };
+    case State.WAITING: {
+      if (!now.online) return offline(thing);
+      const again = `Trying again in ${Math.ceil(notice.retry_s ?? 0)}\u00a0s.`;
+      if (notice.lost) {
+        return { headline: `No answer from ${now.title || now.host}`, detail: again };
+      }
+      return { headline: "Not connected", detail: `${sentence(notice.reason)} ${again}` };
+    }
     case State.ENDED:
-      return ended(notice.reason, notice.code);
+      return ended(notice.reason, notice.code, now);
+  }
+}
+
+/** What the page says of a key that admits nobody. */
+export function deadKey(key: Key, title: string, thing: Thing): Said {
+  const who = title || "whoever sent it";
+  const another = `Ask ${who} for a new one.`;
+  switch (key) {
+    case Key.EXPIRED:
+      return { headline: "This link has expired", detail: another };
+    case Key.USED_UP:
+      return {
+        headline: "This link was used already",
+        detail: `It was not this browser that used it, or its memory was cleared. ${another}`,
+      };
+    case Key.VOID:
+      return { headline: "This link was withdrawn", detail: another };
+    case Key.REVOKED:
+      return {
+        headline: `This ${thing} may not help any more`,
+        detail: `${title || "The owner of this page"} has ended that. With a new link, it may.`,
+      };
+    case Key.QUARANTINED:
+      return {
+        headline: `This ${thing} may not help at the moment`,
+        detail: `Some of its results were wrong. Ask ${title || "whoever sent the link"} about it.`,
+      };
+    default:
+      return {
+        headline: "This link does not work",
+        detail: `Perhaps a part of it is missing: open it again. Or ask ${who} for a new one.`,
+      };
   }
 }
 
@@ -47,35 +109,71 @@ export function needsCode(code: string | null): boolean {
 
 /** A kernel in words. */
 export function kernelText({ kernel }: Status): string {
-  if (!kernel) return "";
-  const by = {
-    [KernelName.WEBGPU]: "the GPU",
-    [KernelName.WASM]: "the processor",
-    [KernelName.JS]: "plain JavaScript",
-  }[kernel.name];
-  return `${by} (${kernel.about})`;
+  return kernel ? `${KERNELS[kernel.name]} (${kernel.about})` : "";
 }
 
-function ended(reason: string, code: string | null): Said {
+/** What each kernel computes with. */
+export const KERNELS: { readonly [K in KernelName]: string } = {
+  [KernelName.WEBGPU]: "the graphics chip",
+  [KernelName.WASM]: "the processor",
+  [KernelName.JS]: "plain JavaScript",
+};
+
+/** The device could work, and has no work. */
+function ready({ title, thing, training, helped }: Situation): Said {
+  const headline = `This ${thing} is ready`;
+  switch (training) {
+    case "running":
+      return {
+        headline,
+        detail: "It waits for its next part of the training. Keep this page open.",
+      };
+    case "paused":
+    case "queued":
+      return { headline, detail: "The training is paused. Keep this page open." };
+    case "done":
+      if (!helped) break;
+      return { headline: "Training finished. Thank you!", detail: "You may close this page." };
+  }
+  const nothing = `${title || "The other side"} trains nothing at the moment.`;
+  return { headline, detail: `${nothing} Keep this page open, or come back later.` };
+}
+
+function offline(thing: Thing): Said {
+  return {
+    headline: `This ${thing} is offline`,
+    detail: "Helping continues as soon as there is a network.",
+  };
+}
+
+function ended(reason: string, code: string | null, now: Situation): Said {
+  const { thing } = now;
   switch (code) {
     case ErrorCode.CREDENTIAL:
-      return { headline: "The server does not let this device in", detail: sentence(reason) };
+    case ErrorCode.QUARANTINED: {
+      const key = code === ErrorCode.QUARANTINED ? Key.QUARANTINED : now.key;
+      return deadKey(key, now.title, thing);
+    }
     case ErrorCode.DUPLICATE:
+      if (now.alone) {
+        return {
+          headline: "The other tab has stopped",
+          detail: `This ${thing} does not help now. It can continue here.`,
+        };
+      }
       return {
-        headline: "This device joined in another tab",
-        detail: "The other tab continues. Join again to continue here.",
+        headline: `This ${thing} helps in another tab`,
+        detail: "It can continue here instead.",
       };
-    case ErrorCode.QUARANTINED:
-      return { headline: "The server does not want this device's work", detail: sentence(reason) };
     case ErrorCode.VERSION:
-      return {
-        headline: "This page is older than the server",
-        detail: "Reload it to get the newer one.",
-      };
-    case null:
-      return { headline: "Stopped", detail: reason === "stopped" ? "" : sentence(reason) };
+      return { headline: "This page is out of date", detail: "Reload it to get the newer one." };
+    case null: {
+      const thanks = now.helped ? "Stopped. Thank you!" : "Stopped";
+      const why = reason === "stopped" ? "" : `${sentence(reason)} `;
+      return { headline: thanks, detail: `${why}You may close this page.` };
+    }
     default:
-      return { headline: "This device cannot help", detail: sentence(reason) };
+      return { headline: `This ${thing} cannot help`, detail: sentence(reason) };
   }
 }
 

@@ -84,6 +84,19 @@ test("a run is computed once and answered once", () => {
   expect([core.blocks, core.flops, core.idle]).toEqual([1, 48, true]);
 });
 
+test("the server's tests are no work", () => {
+  const core = welcomed(1000);
+  const first = 2n ** 52n;
+  core.received(put(first, 2, 2));
+  core.received(run(first + 1n, [first, first]));
+  expect([core.busy, core.idle]).toEqual([false, false]);
+  core.computed(first + 1n, new Uint8Array(16), 0);
+  expect([core.tests, core.blocks, core.flops]).toEqual([2, 0, 0]);
+  core.received(put(1n, 2, 2));
+  core.received(run(2n, [1n, 1n]));
+  expect(core.busy).toBe(true);
+});
+
 test("a cancelled run is not answered, and its memory is free", () => {
   const core = welcomed(1000);
   core.received(put(1n, 2, 2));

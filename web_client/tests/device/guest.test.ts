@@ -1,12 +1,12 @@
 import { beforeEach, expect, test } from "vitest";
-import { Guest, type Notice, State, type Visit, wait_s } from "../../src/device/guest";
+import { Guest, type Notice, State, STEADY_S, type Visit, wait_s } from "../../src/device/guest";
 import { End, type Ending } from "../../src/device/session";
 import { ErrorCode } from "../../src/protocol/messages";
 import { FakeClock, settled } from "./fakes";
 
 /** A session that a test ends. */
 class FakeVisit implements Visit {
-  readonly counts = { blocks: 1, flops: 10, graphs: 0, down_bytes: 100, up_bytes: 50 };
+  readonly counts = { blocks: 1, flops: 10, graphs: 0, down_bytes: 100, up_bytes: 50, tests: 0 };
   readonly calls: string[] = [];
   #end: (ending: Ending) => void = () => undefined;
 
@@ -84,13 +84,45 @@ test("a lost connection is tried again, and its work is counted on", async () =>
   expect(guest.counts.blocks).toBe(2);
 });
 
-test("a network that is back is tried at once", async () => {
+test("a wait counts down, and says whether the server is silent or refuses", async () => {
+  latest().end(End.LOST);
+  await settled();
+  await clock.pass(1);
+  latest().end(End.LOST);
+  await settled();
+  expect(guest.notice).toMatchObject({ retry_s: 2, lost: true });
+  await clock.pass(0.5);
+  expect(guest.notice.retry_s).toBe(1.5);
+  await clock.pass(1.5);
+  latest().end(End.REFUSED, ErrorCode.LIMIT);
+  await settled();
+  expect(guest.notice.lost).toBe(false);
+});
+
+test("after a good connection the first wait is short, whatever failed before", async () => {
+  for (const seconds of [1, 2, 4]) {
+    latest().end(End.LOST);
+    await settled();
+    await clock.pass(seconds);
+  }
+  await clock.pass(STEADY_S);
+  latest().end(End.LOST);
+  await settled();
+  expect(guest.notice.retry_s).toBe(1);
+});
+
+test("a network that is back is tried at once, and then waits start anew", async () => {
+  for (const seconds of [1, 2, 4]) {
+    latest().end(End.LOST);
+    await settled();
+    await clock.pass(seconds);
+  }
   guest.offline();
   await settled();
-  expect(states().at(-1)).toBe(State.WAITING);
+  expect(guest.notice).toMatchObject({ state: State.WAITING, retry_s: 1 });
   guest.online();
   await settled();
-  expect(visits.length).toBe(2);
+  expect(visits.length).toBe(5);
 });
 
 test.each([ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED, ErrorCode.DUPLICATE])(

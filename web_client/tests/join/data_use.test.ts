@@ -2,9 +2,11 @@ import { expect, test } from "vitest";
 import {
   amount,
   DataMeter,
+  lasting,
   overCap,
   readCap,
   readGigabytes,
+  refusedGigabytes,
   Span,
   spanName,
 } from "../../src/join/data_use";
@@ -17,6 +19,7 @@ const counts = (down_bytes: number, up_bytes: number) => ({
   graphs: 0,
   down_bytes,
   up_bytes,
+  tests: 0,
 });
 
 test("hours, days and months are those of the local clock", () => {
@@ -67,14 +70,15 @@ test("a limit is said when it is reached, and what is no limit is none", () => {
   const over = (span: Span) => overCap({ bytes: 500e6, span }, 500e6, now);
   expect(overCap(cap, 499e6, now)).toBeNull();
   expect(over(Span.HOUR)).toBe(
-    "Your limit of 500 MB in this hour is reached. Work continues at 0:00, or with a higher limit.",
+    "Your limit of 500 MB an hour is reached. Helping continues at 0:00, or with a higher limit.",
   );
-  expect(over(Span.DAY)).toContain("Work continues at midnight, or");
-  expect(over(Span.MONTH)).toContain("Work continues on 1 January, or");
+  expect(over(Span.DAY)).toContain("Helping continues at midnight, or");
+  expect(over(Span.MONTH)).toContain("Helping continues on 1 January, or");
   expect(overCap(null, 1e15, now)).toBeNull();
-  expect([2e9, 2.5e9, 100e9, 1].map((bytes) => amount({ ...cap, bytes }))).toEqual([
+  expect([2e9, 2.5e9, 1.25e6, 100e9, 1].map(amount)).toEqual([
     "2 GB",
-    "2.50 GB",
+    "2.5 GB",
+    "1.25 MB",
     "100 GB",
     "1 B",
   ]);
@@ -94,7 +98,8 @@ test("only an amount above 0 is a limit, with a point or a comma", () => {
     "0",
     "0.0",
     "1e9",
-    "100001",
+    "1001",
+    "0.0009",
     "2 GB",
     "1.2.3",
     "Infinity",
@@ -102,6 +107,22 @@ test("only an amount above 0 is a limit, with a point or a comma", () => {
   ]) {
     expect(readGigabytes(typed), typed).toBeNull();
   }
+});
+
+test("why an amount is refused is said, and that the old limit stays", () => {
+  const cap = { bytes: 2e9, span: Span.DAY };
+  const stays = "Enter 0.001 to 1000 GB. Until then, the limit stays 2 GB a day.";
+  expect(refusedGigabytes("-5", cap)).toBe(`“-5” is not an amount. ${stays}`);
+  expect(refusedGigabytes(" ", cap)).toBe(`No amount is entered. ${stays}`);
+  expect(refusedGigabytes("99999", cap)).toContain("99999 GB would be no limit: untick the box");
+  expect(refusedGigabytes("0,0001", cap)).toContain("0,0001 GB is too little to help.");
+});
+
+test("how long a limit lasts is said in minutes or hours", () => {
+  expect(lasting(2e9, 5e6)).toBe("about 7 minutes");
+  expect(lasting(2e9, 5e9)).toBe("about a minute");
+  expect(lasting(-1, 5e9)).toBe("about a minute");
+  expect(lasting(2e9, 1e5)).toBe("about 6 hours");
 });
 
 test("time and operations of a day are counted while the device works", () => {
@@ -118,6 +139,7 @@ test("time and operations of a day are counted while the device works", () => {
   passed(4, 150, true);
   passed(3600, 200, true); // the phone slept in between
   expect(meter.of(Span.DAY)).toMatchObject({ seconds: 2 + 3 + 5, flops: 200 });
+  expect(meter.visit_s).toBe(2 + 3 + 5);
   now = new Date(2026, 0, 6);
   expect(meter.of(Span.DAY)).toMatchObject({ seconds: 0, flops: 0 });
 });

@@ -4,7 +4,7 @@ import {
   type Conditions,
   mayNotWork,
   offered,
-  STANDARD,
+  standard,
   type Surroundings,
 } from "../../src/join/conditions";
 import {
@@ -14,29 +14,33 @@ import {
   typedFragment,
   usedFragment,
 } from "../../src/join/invitation";
-import { deviceKind } from "../../src/join/kind";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
-import { readProject, shareOfToday } from "../../src/join/project";
+import { isDead, Key, readProject, shareOfToday, UNKNOWN } from "../../src/join/project";
 import {
   bytesPerSecond,
   flopsPerSecond,
-  isIdle,
+  helps,
+  isTested,
   type Sample,
   withSample,
 } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
-import { said } from "../../src/join/words";
-import { State } from "../../src/device/guest";
+import { deadKey, said, type Situation } from "../../src/join/words";
+import { NOTHING, State } from "../../src/device/guest";
 import { ErrorCode } from "../../src/protocol/messages";
+import { deviceKind } from "../../src/ui/kind";
 import { storage } from "./storage";
+
+const STANDARD = standard(true);
 
 test("an address's fragment holds code and server", () => {
   expect(readInvitation("#c=AB%2FC+1&s=SRV&fp=sha256:00")).toEqual({
     code: "AB/C+1",
     server: "SRV",
+    app: false,
   });
-  expect(readInvitation("")).toEqual({ code: "", server: "" });
-  expect(readInvitation("#c=%zz")).toEqual({ code: "", server: "" });
+  expect(readInvitation("")).toEqual({ code: "", server: "", app: false });
+  expect(readInvitation("#c=%zz&app=1")).toEqual({ code: "", server: "", app: true });
   expect(readInvitation(usedFragment("a&b")).server).toBe("a&b");
 });
 
@@ -64,13 +68,13 @@ test("a kernel can be forced, by its name", () => {
 
 test("a kept credential goes first, with the code in reserve", () => {
   const saved = new Saved(storage());
-  const invitation = { code: "CODE", server: "S" };
+  const invitation = { code: "CODE", server: "S", app: false };
   expect(saved.keys(invitation)).toEqual({ credential: "CODE", join_code: "" });
   expect(saved.keep({ server: "S", credential: "mine" })).toBe(true);
   expect(saved.keys(invitation)).toEqual({ credential: "mine", join_code: "CODE" });
-  expect(saved.keys({ code: "CODE", server: "T" })?.credential).toBe("CODE");
-  expect(saved.keys({ code: "", server: "" })?.credential).toBe("mine");
-  expect(new Saved(null).keys({ code: "", server: "" })).toBeNull();
+  expect(saved.keys({ ...invitation, server: "T" })?.credential).toBe("CODE");
+  expect(saved.keys({ ...invitation, code: "", server: "" })?.credential).toBe("mine");
+  expect(new Saved(null).keys({ ...invitation, code: "", server: "" })).toBeNull();
 });
 
 const CHROME = "AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0.0.0";
@@ -109,18 +113,20 @@ test("conditions stop the work, and only those that the browser can tell are off
   expect(offered({ ...around, battery: null, metered: true })).toEqual(["hidden", "metered"]);
   expect(offered({ ...around, battery: null, hot: false })).toEqual(["hot", "hidden"]);
   expect(why(STANDARD, around)).toBe(
-    "The battery is low (10 %). Work continues above 20 %, or while it charges.",
+    "The battery is low (10 %). Helping continues above 20 %, or while it charges.",
   );
   const charging = { ...around, battery: { level: 0.1, charging: true } };
+  expect(why(STANDARD, charging)).toContain("not in front"); // phones stop pages nobody sees
+  expect(why(standard(false), charging)).toBeNull();
+  charging.hidden = false;
   expect(why(STANDARD, charging)).toBeNull();
-  expect(why({ ...STANDARD, hidden: true }, charging)).toContain("not in front");
   expect(why(STANDARD, { ...charging, metered: true })).toContain("metered");
   expect(why(STANDARD, { ...charging, hot: true })).toContain("hot");
   expect(why({ ...STANDARD, hot: false }, { ...charging, hot: true })).toBeNull();
-  const unplugged = { ...around, battery: { level: 0.9, charging: false } };
-  expect(why({ ...STANDARD, unplugged: true }, unplugged)).toContain("plugged in");
+  const unplugged = { ...charging, battery: { level: 0.9, charging: false } };
+  expect(why({ ...STANDARD, unplugged: true }, unplugged)).toContain("not charging");
   expect(why(STANDARD, charging, 1.9e9)).toBeNull();
-  expect(why(STANDARD, charging, 2e9)).toContain("limit of 2 GB today");
+  expect(why(STANDARD, charging, 2e9)).toContain("limit of 2 GB a day");
 });
 
 test("a share of today's training counts the hours since midnight", () => {
@@ -129,14 +135,19 @@ test("a share of today's training counts the hours since midnight", () => {
   const project = readProject({
     title: "Ada's lab",
     about: 5,
+    training: { state: "running", devices: 1, bytes_per_device_s: "much" },
+    key: "golden",
     flops_by_hour: [[hour(-1), 9e9], [hour(0), 60], [hour(7), 40], ["x", 1], [1]],
   });
-  expect(project).toMatchObject({ title: "Ada's lab", about: "" });
-  expect(shareOfToday(8, project, now)).toBe("8 %");
-  expect(shareOfToday(0.2, project, now)).toBe("less than 1 %");
-  expect(shareOfToday(120, project, now)).toBe("100 %"); // the server counts later
+  const training = { state: "running", devices: 1, bytes_per_device_s: null };
+  expect(project).toMatchObject({ title: "Ada's lab", about: "", training, key: Key.UNTOLD });
+  expect(shareOfToday(8, project, now)).toBe("You did 8 % of today's training.");
+  expect(shareOfToday(0.2, project, now)).toContain("less than 1 %");
+  expect(shareOfToday(120, project, now)).toBe("You are the only helper right now.");
+  const over = { ...project, training: { ...training, state: "done" } };
+  expect(shareOfToday(120, over, now)).toBe("You did all of today's training.");
   expect(shareOfToday(0, project, now)).toBe("");
-  expect(shareOfToday(5, readProject(null), now)).toBe("");
+  expect(shareOfToday(5, UNKNOWN, now)).toBe("");
 });
 
 test("a reload goes on where the owner had started, in this tab only", () => {
@@ -159,63 +170,134 @@ test("a code is typed alone or in its link", () => {
   expect(read).toEqual(["7kq4-mwx2-pdh9", "AB-C"]);
 });
 
-test("speed is that of the last seconds, and the use of data that of the last minute", () => {
+/** One sample a second; `each` says what happened until then. */
+function sampled(seconds: number, each: (at_s: number) => Partial<Sample["counts"]>): Sample[] {
   let samples: Sample[] = [];
-  for (let at_s = 0; at_s <= 200; at_s++) {
-    const flops = at_s < 190 ? 0 : 1e9 * (at_s - 190);
-    const counts = { blocks: 0, flops, graphs: 0, down_bytes: 3e6 * at_s, up_bytes: 1e6 * at_s };
-    samples = withSample(samples, { at_s, counts });
+  for (let at_s = 0; at_s <= seconds; at_s++) {
+    samples = withSample(samples, { at_s, counts: { ...NOTHING, ...each(at_s) }, busy: false });
   }
+  return samples;
+}
+
+test("speed and the use of data are those of the last seconds", () => {
+  const samples = sampled(200, (at_s) => ({
+    flops: at_s < 190 ? 0 : 1e9 * (at_s - 190),
+    down_bytes: 3e6 * at_s,
+    up_bytes: 1e6 * at_s,
+  }));
   expect(flopsPerSecond(samples)).toBeCloseTo(1e9);
   expect(bytesPerSecond(samples)).toBeCloseTo(4e6);
-  expect(samples.length).toBeLessThan(64);
+  expect(samples.length).toBeLessThan(16);
   expect(flopsPerSecond([])).toBe(0);
-  expect(bytesPerSecond(samples.slice(-10))).toBeNull();
+  expect(bytesPerSecond(samples.slice(-5))).toBeNull(); // too early to say
+  expect(bytesPerSecond([])).toBeNull();
 });
 
-test("a device that gets no work for a minute says so", () => {
-  const counts = { blocks: 7, flops: 9e9, graphs: 0, down_bytes: 3e6, up_bytes: 2e6 };
-  const sampled = (finished: number, received: number) => {
-    let samples: Sample[] = [];
-    for (let at_s = 0; at_s <= 90; at_s++) {
-      const blocks = counts.blocks + finished * at_s;
-      const down_bytes = counts.down_bytes + received * at_s;
-      samples = withSample(samples, { at_s, counts: { ...counts, blocks, down_bytes } });
-    }
-    return samples;
-  };
-  expect(isIdle(sampled(0, 100))).toBe(true); // heartbeats
-  expect(isIdle(sampled(0, 1e5))).toBe(false); // it receives a large array
-  expect(isIdle(sampled(1, 100))).toBe(false);
-  expect(isIdle(sampled(0, 100).slice(-30))).toBe(false); // too early to say
-  expect(isIdle([])).toBe(false);
-  const before = sampled(0, 100).map(({ at_s, counts }) => ({
-    at_s,
-    counts: { ...counts, blocks: 0 },
-  }));
-  expect(isIdle(before.slice(0, 3))).toBe(true); // it has not worked yet
-  const notice = { state: State.WORKING, reason: "", code: null, retry_s: null };
-  const status = { notice, counts, device: null, kernel: null, unused: [] };
-  expect(said(status).headline).toBe("This device is helping");
-  expect(said(status, true).headline).toBe("This device is ready");
+test("the server's tests are no work, and their bytes no use of data", () => {
+  const tests = (at_s: number) => Math.min(at_s, 4);
+  const joined = (at_s: number) => ({ tests: tests(at_s), down_bytes: 6e6 * tests(at_s) });
+  expect(helps(sampled(2, joined))).toBe(false);
+  expect(isTested(sampled(2, joined))).toBe(true);
+  expect(bytesPerSecond(sampled(9, joined))).toBeNull();
+  expect(isTested(sampled(12, joined))).toBe(false);
+  const after = sampled(12, (at_s) => ({ ...joined(at_s), blocks: at_s, up_bytes: 1e6 * at_s }));
+  expect(bytesPerSecond(after)).toBeCloseTo(1e6);
+});
+
+test("a device helps only with work in the last seconds", () => {
+  const heard = (at_s: number) => ({ blocks: 7, down_bytes: 100 * at_s }); // heartbeats
+  const idle = sampled(20, heard);
+  expect(helps(idle)).toBe(false);
+  expect(helps([])).toBe(false);
+  expect(helps(sampled(20, (at_s) => ({ down_bytes: 1e5 * at_s })))).toBe(true); // a large array
+  expect(helps(sampled(20, (blocks) => ({ blocks })))).toBe(true);
+  expect(helps(sampled(20, (at_s) => ({ blocks: Math.min(at_s, 12) })))).toBe(false);
+  const last = idle.at(-1)!;
+  expect(helps([...idle, { ...last, at_s: 21, busy: true }])).toBe(true); // a long run
+});
+
+const NOTICE = { state: State.WORKING, reason: "", code: null, retry_s: null, lost: false };
+const STATUS = { counts: NOTHING, busy: false, device: null, kernel: null, unused: [] };
+const NOW: Situation = {
+  title: "Jonas",
+  host: "10.0.0.2",
+  thing: "phone",
+  online: true,
+  helps: false,
+  tested: false,
+  helped: false,
+  training: "",
+  key: Key.KNOWN,
+  alone: false,
+};
+
+test.each([
+  ["This phone is helping", { helps: true, training: "running" }],
+  ["This phone is offline", { helps: true, online: false }],
+  ["Testing the connection", { tested: true, training: "running" }],
+  ["This phone is ready", { training: "running" }],
+  ["This phone is ready", { training: "" }],
+  ["This phone is ready", { training: "done" }], // before it came
+  ["Training finished. Thank you!", { training: "done", helped: true }],
+])("a connected device says: %s", (headline, changes) => {
+  expect(said({ ...STATUS, notice: NOTICE }, { ...NOW, ...changes }).headline).toBe(headline);
+});
+
+test("a wait says who does not answer, and how long it takes", () => {
+  const notice = { ...NOTICE, state: State.WAITING, reason: "no server answers", retry_s: 15.2 };
+  const status = { ...STATUS, notice: { ...notice, lost: true } };
+  expect(said(status, NOW)).toEqual({
+    headline: "No answer from Jonas",
+    detail: "Trying again in 16\u00a0s.",
+  });
+  expect(said(status, { ...NOW, title: "" }).headline).toBe("No answer from 10.0.0.2");
+  expect(said(status, { ...NOW, online: false }).headline).toBe("This phone is offline");
+  const full = said({ ...STATUS, notice: { ...notice, reason: "the server is full" } }, NOW);
+  expect(full.detail).toMatch(/^The server is full\. Trying/);
+});
+
+test("another tab's turn is said, and its end", () => {
+  const notice = { ...NOTICE, state: State.ENDED, code: ErrorCode.DUPLICATE };
+  const status = { ...STATUS, notice };
+  expect(said(status, NOW).headline).toBe("This phone helps in another tab");
+  expect(said(status, { ...NOW, alone: true }).headline).toBe("The other tab has stopped");
 });
 
 test("a device has a name and offers what it can spare", () => {
   const phone =
     "Mozilla/5.0 (Linux; Android 10; K) AppleWebKit/537.36 Chrome/130.0 Mobile Safari/537.36";
-  expect(deviceName(phone)).toBe("Chrome on Android");
-  expect(deviceName("")).toBe("Browser on a device");
+  expect(deviceName(phone)).toBe("Android phone");
+  expect(deviceName("")).toBe("Computer");
   expect([1, 2, 4, 64].map(threadsOf)).toEqual([1, 1, 3, 8]);
   expect(memoryBytes(8, true)).toBe(512 * 2 ** 20);
   expect(memoryBytes(undefined, false)).toBe(64 * 2 ** 20);
   expect(memoryBytes(0.25, true)).toBe(64 * 2 ** 20);
 });
 
-test("why the server does not let a device in is said in its words", () => {
-  const counts = { blocks: 0, flops: 0, graphs: 0, down_bytes: 0, up_bytes: 0 };
-  const reason = "this device's credential was revoked: sold; to join again, ask for a code";
-  const notice = { state: State.ENDED, reason, code: ErrorCode.CREDENTIAL, retry_s: null };
-  const { headline, detail } = said({ notice, counts, device: null, kernel: null, unused: [] });
-  expect(headline).toBe("The server does not let this device in");
-  expect(detail).toBe(`T${reason.slice(1)}.`);
+test("why a link does not work is said in words for its reader", () => {
+  const dead = Object.values(Key).filter(isDead);
+  expect(dead).toHaveLength(6);
+  for (const key of dead) {
+    const { headline, detail } = deadKey(key, "Jonas", "phone");
+    expect(`${headline} ${detail}`).not.toMatch(/server|operator|code|cleave|token/);
+  }
+  expect(deadKey(Key.EXPIRED, "Jonas", "phone")).toEqual({
+    headline: "This link has expired",
+    detail: "Ask Jonas for a new one.",
+  });
+  expect(deadKey(Key.EXPIRED, "", "phone").detail).toBe("Ask whoever sent it for a new one.");
+  const notice = { ...NOTICE, state: State.ENDED, code: ErrorCode.CREDENTIAL };
+  const now = { ...NOW, key: Key.REVOKED };
+  expect(said({ ...STATUS, notice }, now).headline).toBe("This phone may not help any more");
+});
+
+test("a browser forgets a server and the choices, on demand", () => {
+  const saved = new Saved(storage(), storage());
+  saved.keep({ server: "S", credential: "mine" });
+  saved.keepContribution("S", { blocks: 1, flops: 2, seconds: 3 });
+  saved.keepChoices({ hot: false });
+  saved.forget("S");
+  expect(saved.device({ code: "", server: "", app: false })).toBeNull();
+  expect(saved.contribution("S").seconds).toBe(0);
+  expect(saved.choices(STANDARD)).toEqual(STANDARD);
 });

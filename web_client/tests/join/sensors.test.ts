@@ -33,32 +33,26 @@ function sensors(sources: string[], refused: string[] = []): Sensors {
 
 afterEach(() => vi.unstubAllGlobals());
 
-test("a busy processor is called busy, and does not make the device hot", () => {
+test("a browser that tells only how busy its processor is tells no heat", () => {
   const device = sensors(["cpu"]);
+  device.watchHeat();
   expect(device.now.hot).toBeNull();
-  const end = device.watchPressure();
-  FakeObserver.latest.changed([{ source: "cpu", state: "critical" }]);
-  expect(device.load).toBe("very busy");
-  expect(device.now.hot).toBeNull();
-  end();
-  expect(device.load).toBeNull();
 });
 
 test("a device is hot where the browser says so, until it cools down", () => {
   const device = sensors(["cpu", "thermals"]);
   expect(device.now.hot).toBe(false);
-  device.watchPressure();
-  expect(FakeObserver.latest.observed).toEqual(["cpu", "thermals"]);
+  device.watchHeat();
+  expect(FakeObserver.latest.observed).toEqual(["thermals"]);
   FakeObserver.latest.changed([{ source: "thermals", state: "serious" }]);
   expect(device.now.hot).toBe(true);
-  expect(device.load).toBeNull();
   FakeObserver.latest.changed([{ source: "thermals", state: "nominal" }]);
   expect(device.now.hot).toBe(false);
 });
 
 test("a device that will not tell its heat offers no choice about it", async () => {
   const device = sensors(["cpu", "thermals"], ["thermals"]);
-  device.watchPressure();
+  device.watchHeat();
   await Promise.resolve();
   expect(device.now.hot).toBeNull();
 });

@@ -1,10 +1,22 @@
 /** What sort of thing a browser runs on, as far as it tells. */
 
+/** What only some browsers tell. */
+interface Extras {
+  readonly userAgentData?: { readonly mobile: boolean };
+}
+
 export interface Hints {
   readonly userAgent: string;
   /** `navigator.userAgentData.mobile`; undefined in browsers that lack it. */
   readonly mobile: boolean | undefined;
   readonly maxTouchPoints: number;
+}
+
+/** What this browser runs on. */
+export function thisKind(): ReturnType<typeof deviceKind> {
+  const { userAgent, maxTouchPoints } = navigator;
+  const mobile = (navigator as Extras).userAgentData?.mobile;
+  return deviceKind({ userAgent, mobile, maxTouchPoints });
 }
 
 /** In the protocol's words; "" for computers, since no page can tell a laptop from a desktop. */
