@@ -325,7 +325,8 @@ def test_a_device_without_work_is_ready_and_does_not_help(
         assert figure(page, "blocks").strip() == "0"
         assert page.locator("[data-figure=use]").count() == 0
         command = training(corpus_file, STEPS, "opt-nano")
-        with started(*command, "--server", place["operator_url"]) as (trainer, _):
+        with started(*command, "--server", place["operator_url"]) as (trainer, lines):
+            wait_for_event(lines, "step")
             page.get_by_role("heading", name="This computer is helping").wait_for(
                 timeout=PATIENCE_MS
             )

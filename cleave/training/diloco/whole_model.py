@@ -27,7 +27,6 @@ from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
 from cleave.training.diloco.exchange import Exchange, peak_bytes, work_bytes
-from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.resident import coefficients, update_graph

@@ -177,7 +177,9 @@ export function Ready(props: ReadyProps) {
         <details>
           <summary>What does {who} see?</summary>
           <ul class="plain">
-            <li>{known ? "its name" : "the name below"}, and that it is a {thing}</li>
+            <li>
+              {known ? "its name" : "the name below"}, and that it is a {thing}
+            </li>
             <li>
               this {thing}'s address on the network, and the kind of browser, as every page does
             </li>
