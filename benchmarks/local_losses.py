@@ -13,10 +13,11 @@ The devices are replicas in this process, whose local steps run in plain PyTorch
 else is the product: the graphs with which devices exchange weights, and the server's part.
 `tests/benchmarks/test_local_losses.py` compares the losses with those of emulated devices.
 
-`--disturbed` compares three kinds of runs with ten devices. In the first, nothing happens. In the
-second, one device is lost in every round, and a new one takes its place in the next. In the third,
-the server is killed after half of the rounds and resumed, so that all devices begin with new
-moments, and what they had not returned is lost.
+`--disturbed` compares four kinds of runs with ten devices. In the first, nothing happens. In the
+second, the work of one device is lost in every round, but the device stays. In the third, one
+device is lost in every round, and a new one takes its place in the next. In the fourth, the server
+is killed after half of the rounds and resumed, so that all devices begin with new moments, and what
+they had not returned is lost.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Setting:
         devices: number of devices.
         outer: learning rate and momentum of the outer optimizer; rate 0 for the published one.
         lost: number of devices that are lost in every round.
+        stays: whether only their work is lost, and the devices keep their moments.
         killed: whether the server is killed after half of the rounds, and resumed.
     """
 
@@ -88,6 +90,7 @@ class Setting:
     devices: int = _DEVICES
     outer: tuple[float, float] = (0.0, 0.9)
     lost: int = 0
+    stays: bool = False
     killed: bool = False
 
 
@@ -189,6 +192,7 @@ class ReplicaFleet:
         drawn: the batches of the next round, in the order in which they were drawn.
         rate: returns the learning rate of a local step of the next round.
         lost: numbers of the devices that are lost in the next round.
+        stays: whether only their work is lost.
         first: what replicas are after the first round, if another run has computed that.
     """
 
@@ -198,6 +202,7 @@ class ReplicaFleet:
         self.drawn: list[Batch] = []
         self.rate: Callable[[int], float] = lambda step: 0.0
         self.lost: set[int] = set()
+        self.stays = False
         self.first: FirstRound | None = None
         self._result: RoundResult | None = None
         self._errors: dict[tuple[int, SumName], Array] = {}
@@ -253,8 +258,9 @@ class ReplicaFleet:
             if device not in self.lost
         ]
         self._result = RoundResult(parts, {})
-        for device in self.lost:
-            self.forget(device)
+        if not self.stays:
+            for device in self.lost:
+                self.forget(device)
 
     def next_outcome(self, timeout_s: float) -> RoundResult | None:
         return self._result
@@ -381,6 +387,7 @@ class Trial:
             fleet.rate = partial(_rate, schedule, done)
             number = done // setting.every
             fleet.lost = {(number + n) % setting.devices for n in range(setting.lost)}
+            fleet.stays = setting.stays
             if setting.killed and done >= setting.steps // 2 > done - setting.every:
                 for device in range(setting.devices):
                     fleet.forget(device)
@@ -525,6 +532,7 @@ def disturbed(
             calm, name = Setting(steps, every, kind, devices=10), f"every {every}, {kind.value}"
             runs |= {
                 f"{name}, 10 devices": calm,
+                f"{name}, work of one lost": replace(calm, lost=1, stays=True),
                 f"{name}, one lost a round": replace(calm, lost=1),
                 f"{name}, server killed": replace(calm, killed=True),
             }

@@ -288,7 +288,7 @@ def test_a_stopped_and_resumed_run_loses_as_the_published_algorithm_does(
 def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
     corpus_file: Path, tmp_path: Path, exchange: str
 ) -> None:
-    """The second process is told to stop at once, so it begins no round."""
+    """The second process trains with other sessions of devices with the same names."""
     job = replace(rounds_job(corpus_file, exchange), checkpoint_every=2)
 
     def losses(run: RunFolder, job: JobSpec, *, resume: bool = False) -> list[float]:
