@@ -114,7 +114,7 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
         at = middle + min(count, CODED_CHUNK) * (dtype.itemsize - 1)
         if at > len(coded):
             raise ProtocolError(
-                f"a compressed array of {nbytes} bytes is cut off after {len(coded)} bytes"
+                f"the compressed data of an array of {nbytes} bytes ends after {len(coded)} bytes"
             )
         chunks.append((coded[begin:middle], coded[middle:at]))
         count -= CODED_CHUNK

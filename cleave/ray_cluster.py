@@ -59,8 +59,9 @@ def ray_cluster(address: str) -> Iterator[Any]:
             if address == "auto":
                 raise _nobody(address, "") from None
             raise UsageError(
-                f"the Ray cluster at {address!r} rejected this machine ({error}); both need the "
-                "same version of Ray, and ~/.ray/auth_token of the head node (see docs/scale.md)"
+                f"the Ray cluster at {address!r} rejected this machine ({error}); install the "
+                "cluster's version of Ray here, and copy ~/.ray/auth_token from the head node "
+                "(see docs/scale.md)"
             ) from None
         yield ray
 
@@ -115,7 +116,7 @@ def _session(address: str) -> Iterator[Any]:
     except ray.exceptions.AuthenticationError:
         raise UsageError(
             f"the Ray cluster at {address!r} rejected this machine's token; copy "
-            "~/.ray/auth_token of its head node here (see docs/scale.md)"
+            "~/.ray/auth_token from the cluster's head node (see docs/scale.md)"
         ) from None
     finally:
         ray.shutdown()

@@ -56,7 +56,7 @@ class FleetOptions:
         names = {field.name: int if field.name == "devices" else str for field in fields(cls)}
         for name, value in saved.items():
             if name not in names or type(value) is not names[name]:
-                raise UsageError(f"{str(path)!r} has {name} = {value!r}; {advice}")
+                raise UsageError(f"{str(path)!r} has an invalid {name} = {value!r}; {advice}")
         return cls(**saved)
 
     def members(self, dtype: str, seed: int) -> list[FleetDevice]:

@@ -158,7 +158,7 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return the time in seconds that the server spends on attention in a step by tiles.
+    """Return the time in seconds that the server spends on attention if it trains by tiles.
 
     As in `cleave plan`, this is the time of a step without devices, minus the time that the server
     would need for the devices' GEMMs. `flops_per_s` is the throughput of the server.

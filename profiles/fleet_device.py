@@ -94,12 +94,13 @@ class FleetDevice:
             value = getattr(self, field)
             if not 0 <= value < limit:
                 raise ValueError(
-                    f"{field} of device {self.name!r} is {value}; give 0 or more, below {limit:g}"
+                    f"{field} of device {self.name!r} is {value}; give at least 0 and less than "
+                    f"{limit:g}"
                 )
         if not 0.5 <= self.drift_hurst < 1:
             raise ValueError(
                 f"drift_hurst of device {self.name!r} is {self.drift_hurst}; "
-                f"give 0.5 or more, below 1"
+                f"give at least 0.5 and less than 1"
             )
 
     @property

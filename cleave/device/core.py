@@ -263,7 +263,7 @@ class DeviceCore:
             raise ProtocolError(f"run {message.id} was requested twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
             raise ProtocolError(
-                f"more than {limits.MAX_RUNS_IN_FLIGHT} runs were requested and not yet answered"
+                f"{limits.MAX_RUNS_IN_FLIGHT} runs are already in flight, which is the limit"
             )
         try:
             order = make(message)

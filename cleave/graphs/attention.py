@@ -51,7 +51,7 @@ def plain_attention(
     try:
         model.set_attn_implementation(_NAME)
     except ValueError as error:
-        raise LayerGraphError(f"its attention implementation cannot be set: {error}") from None
+        raise LayerGraphError(f"the attention implementation cannot be set: {error}") from None
     try:
         yield
     finally:

@@ -102,7 +102,7 @@ def layer_calls(
     """
     layers = decoder_layers(model)
     if len(set(layers)) < len(layers):
-        raise LayerGraphError("the model does not call its layers one after another, once each")
+        raise LayerGraphError("the model does not call each layer exactly once, in order")
     calls: list[LayerCall] = []
 
     def note(
@@ -128,7 +128,7 @@ def layer_calls(
         for hook in hooks:
             hook.remove()
     if [call.layer for call in calls] != list(layers):
-        raise LayerGraphError("the model does not call its layers one after another, once each")
+        raise LayerGraphError("the model does not call each layer exactly once, in order")
     for before, after in pairwise(calls):
         if before.y.data_ptr() != after.x.data_ptr() or before.y.shape != after.x.shape:
             raise LayerGraphError("the model changes the hidden state between layers")

@@ -58,8 +58,8 @@ def graph_key(
         x: the module's input, shape (batch, tokens, width).
         extras: the module's other tensor arguments, by name.
         sources: Python modules of Cleave whose code creates the graph.
-        path: the module's name in the model. Adapters store this name in attributes, where the
-            digest ignores it.
+        path: the module's name in the model. Some adapters keep this name in an attribute, which
+            the digest leaves out.
         without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}

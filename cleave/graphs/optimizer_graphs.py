@@ -85,8 +85,9 @@ def adamw_scalars(
 def sgd_graph(*, momentum: bool) -> bytes:
     """Return the graph of an SGD step, as in `torch.optim.SGD` without dampening.
 
-    Inputs are `WEIGHT`, `GRADIENT`, `SCALARS` (see `sgd_scalars`) and, if `momentum` is true, the
-    momentum buffer as a moment, which is initialized to zeros. All are fp32 vectors.
+    Inputs are `WEIGHT`, `GRADIENT` and `SCALARS` (see `sgd_scalars`). If `momentum` is true, the
+    momentum buffer, `moment(0)`, is also an input; the caller starts it at zero. Outputs are the
+    updated weight and, if there is one, the updated momentum buffer. All are fp32 vectors.
     """
     moment, direction = names.moment(0), "g"
     nodes = [

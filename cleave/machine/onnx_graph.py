@@ -48,7 +48,7 @@ def fields(message: memoryview) -> Iterator[Field]:
         else:
             raise ProtobufError(f"field {number} at byte {at} is of an unknown kind, {wire}")
         if length > len(message) - at:
-            raise ProtobufError(f"field {number} at byte {at} ends after its message")
+            raise ProtobufError(f"field {number} at byte {at} runs past the end of its message")
         yield number, message[at : at + length]
         at += length
 

@@ -95,7 +95,7 @@ class DeviceRates:
     def request_s(self, activation_bytes: float, flops: float) -> float:
         """Return the time in seconds between sending a pass's input and receiving its output.
 
-        The input and the output of the micro-batch pass have `activation_bytes` bytes each.
+        The input and the output of the pass are `activation_bytes` bytes each.
         """
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s

@@ -164,9 +164,9 @@ class ConnectionGate:
 class Listener(socket.socket):
     """A listening socket that accepts only the connections that a `ConnectionGate` allows.
 
-    After a refusal, the listener pauses briefly and then refuses many connections at once. The
-    event loop polls an epoll object instead of the socket, so that the listener can pause. Without
-    epoll, there is no pause.
+    After it refuses a connection, the listener pauses briefly, so that it can handle the next
+    refusals together. The event loop polls an epoll object instead of the socket, so that the
+    listener can pause. Without epoll, there is no pause.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:

@@ -102,7 +102,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
     """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        The compiled loops by (dtype of the matrix, whether lines in memory are columns).
+        The compiled loops, keyed by (dtype of the matrix, True if the matrix is column-major).
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):

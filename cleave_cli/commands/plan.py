@@ -122,7 +122,7 @@ def plan(
         if not 0 <= number < math.inf:
             raise UsageError(f"{name} is {number}; give 0 or more")
     if 0 < ps_gbit < _LEAST_GBIT:
-        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
+        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give at least {_LEAST_GBIT:g}, or 0: any")
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
     if counts and (gemm or crossing or plot is not None):

@@ -62,7 +62,7 @@ def use(
     from cleave.training.loop.start import use_model
 
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 0 to use this machine alone, or more")
+        raise UsageError(f"--devices is {devices}; give 1 or more, or 0 for this machine alone")
     if devices and server:
         raise UsageError("--devices emulates devices here, and cannot be combined with --server")
     if server:

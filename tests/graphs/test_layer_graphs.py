@@ -131,7 +131,7 @@ def test_layers_that_are_not_one_after_another_are_refused() -> None:
     model: Any = small_model("llama")
     model.model.layers.append(model.model.layers[0])
     model.config.num_hidden_layers = 3
-    with pytest.raises(LayerGraphError, match="one after another, once each"):
+    with pytest.raises(LayerGraphError, match="exactly once, in order"):
         layer_calls(model, IDS)
 
 

@@ -69,13 +69,13 @@ class LossSlices:
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways to slice the loss that may shorten the step, unless the loss takes little time.
+    """Yield slicings of the loss that may shorten the step; none if the loss takes little time.
 
-    In a small fleet, devices with layers may also have slices. This may help even if the loss does
-    not slow `plan` down, because slices allow other divisions of the layers. Otherwise, slices are
-    on devices without layers. The number of slices is then the smallest that fits in the devices'
-    memory, or twice that number. Each slice gets enough devices to finish in the time of the
-    layers, or in a fraction of that time. The fastest devices that `plan` leaves idle are used if
+    In a small fleet, devices with layers may also have slices. This can help even if the loss is
+    not the bottleneck of `plan`, because slicing lets the planner divide the layers differently.
+    Otherwise, slices are on devices without layers. There are then as few slices as the devices'
+    memory allows, or twice as many. Each slice gets enough devices to finish in the time that the
+    layers take, or in a fraction of it. The fastest devices that `plan` leaves idle are used if
     enough are idle.
 
     Args:

@@ -61,10 +61,10 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return planned tiles. A device with too little memory for its share gets several tiles.
+    """Divide each device's share of a GEMM into tiles that fit in the device's memory.
 
     Args:
-        boxes: the share of each device in the GEMM's index space.
+        boxes: each device's share of the GEMM's index space.
         tiles: approximate number of tiles in the plan.
         block_s: time in seconds that the PS spends on one block.
 

@@ -89,7 +89,7 @@ class TilePlanner:
 
     Args:
         ps: rates and memory of the parameter server.
-        method: whether a GEMM may be cut in depth as well as in rows and columns.
+        method: the axes along which a GEMM may be split: M and N, or also K.
     """
 
     ps: PsRates = field(default_factory=lambda: PsRates(block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))

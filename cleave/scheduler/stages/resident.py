@@ -49,7 +49,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """A record of a device's trained state after a step, from which a restarted PS can reuse it.
+    """Describes the trained state on a device after a step, so that a restarted PS can reuse it.
 
     Attributes:
         arrays: the secret name of the device's arrays, as in `Session.arrays`.

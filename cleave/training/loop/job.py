@@ -500,7 +500,7 @@ class JobSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Create a job from settings by name. Missing settings get their default values.
+        """Create a job from a mapping of setting names to values. Others get their defaults.
 
         Raises:
             UsageError: if a name is unknown, the model is missing, or a value is invalid.

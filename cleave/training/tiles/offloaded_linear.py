@@ -305,8 +305,8 @@ def auxiliary_weight(model: nn.Module) -> float:
         if (weight := getattr(model, name, None)) is not None:
             return float(weight)
     raise UsageError(
-        f"the config asks for the auxiliary loss of experts (output_router_logits), but "
-        f"{type(model).__name__} has no weight for it; set output_router_logits to false"
+        f"the config enables the auxiliary loss of mixtures of experts (output_router_logits), "
+        f"but {type(model).__name__} has no coefficient for it; set output_router_logits to false"
     )
 
 
