@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -234,12 +235,22 @@ def test_connections_that_come_to_nothing_cost_their_address_the_next_ones(
             with opened(server) as stranger:
                 stranger.send(NESTED["in the fields"])
                 assert refused(stranger).code is ErrorCode.PROTOCOL
-        until(lambda: sum("valid hello" in note for note in notes) == 3)
+                with pytest.raises(ConnectionClosed):  # by now the failure counts
+                    heard(stranger)
         with closing(raw(server)) as another:
             assert is_cut(another)
         with closing(inside(server, ("127.0.0.77", 0))):
             assert server.fleet.device_count == 1
-    assert any("too many connections from this address failed" in note for note in notes)
+    refusals = [note.partition(" refused ")[2] for note in notes if " refused " in note]
+    assert refusals == [  # each reason once, and the others are summarized at the end
+        "127.0.0.1: its first message was not a valid hello",
+        "127.0.0.1: too many connections from this address failed",
+        "2 more (2 times: its first message was not a valid hello)",
+    ]
+
+
+def left(notes: list[str], reason: str) -> bool:
+    return any("test left" in note and reason in note for note in notes)
 
 
 def test_a_session_may_say_no_more_than_its_role_needs(notes: list[str]) -> None:
@@ -250,8 +261,12 @@ def test_a_session_may_say_no_more_than_its_role_needs(notes: list[str]) -> None
                 device.sendall(b"\x82\xff" + nbytes.to_bytes(8, "big") + bytes(4))
                 assert is_cut(device)
             until(lambda: server.fleet.device_count == 0)
-            assert any(f"announced a message of {nbytes} bytes" in note for note in notes)
+            until(partial(left, notes, f"announced a message of at least {nbytes} bytes"))
         most = limits.MAX_DEVICE_HEADER_BYTES
         with closing(inside(server)) as device:
             device.sendall(b"\x82\xff" + most.to_bytes(8, "big") + bytes(4) + bytes(most - 1))
             assert server.fleet.device_count == 1
+    announced = [note for note in notes if " refused " in note and "announced a message" in note]
+    assert len(announced) == 2  # the first, and the summary
+    assert " refused 127.0.0.1: it announced a message of at least 1048576 bytes" in announced[0]
+    assert "1 times: it announced a message" in announced[1]
