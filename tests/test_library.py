@@ -211,7 +211,7 @@ def test_a_server_is_no_fleet_but_has_one() -> None:
     offload: Any = cleave.offload
     with (
         cleave.serve() as server,
-        pytest.raises(cleave.UsageError, match=r"is a Server, no fleet: give server\.fleet"),
+        pytest.raises(cleave.UsageError, match=r"is a Server, not a fleet: give server\.fleet"),
     ):
         offload(model(), server)
 

@@ -205,7 +205,7 @@ class DeviceSession:
             self._keeping.held = None if self.core.draining else self.core.held
             if self.core.welcome is None:
                 raise _closed(error) from error
-            return "the server does not answer any more" if self._vanished else str(error)
+            return "the server no longer answers" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
             code = ErrorCode.VERSION if another else ErrorCode.PROTOCOL

@@ -171,7 +171,7 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row(f"{counted(devices['total'], 'device')}:")
     for shown, cells in counts.items():
-        table.add_row(f"  {printable(shown)}", _text(", ".join(cells)))
+        table.add_row(_text(f"  {shown}"), _text(", ".join(cells)))
     return table
 
 
@@ -228,9 +228,8 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         carbon = f", {energy['gco2e']:,.1f} g CO2e" if energy["gco2e"] is not None else ""
         lines.append(
             _text(
-                f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices whose power is "
-                f"known ({energy['devices_known']:,} of those connected, "
-                f"{energy.get('devices_measured', 0):,} measured)"
+                f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices of known power "
+                f"({energy['devices_known']:,} here, {energy.get('devices_measured', 0):,} measured)"
             )
         )
     if energy.get("ps_j") is not None:

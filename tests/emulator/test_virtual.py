@@ -123,7 +123,7 @@ def test_shapes_and_dtypes_must_fit() -> None:
     a, b = fleet.operand(_matrix(3, 4, 0)), fleet.operand(_matrix(4, 5, 0))
     half = fleet.operand(_matrix(4, 5, 0, DType.BF16))
     out = arrays.empty(3, 5, DType.FP32)
-    with pytest.raises(ValueError, match="cannot be multiplied"):
+    with pytest.raises(ValueError, match="cannot multiply"):
         fleet.submit(Side(a), Side(b, True), out)
     with pytest.raises(ValueError, match="fp32"):
         fleet.submit(Side(a), Side(b), arrays.empty(5, 3, DType.FP32))
@@ -293,10 +293,10 @@ def test_without_devices_a_result_fails_and_a_new_device_takes_over() -> None:
     future = _submit(fleet)
     for device in list(runtime.devices):
         runtime.lose(device, in_s=0.7)
-    with pytest.raises(FleetError, match="gone"):
+    with pytest.raises(FleetError, match="all emulated devices have left"):
         future.result()
     assert fleet.device_count == 0
-    with pytest.raises(FleetError, match="gone"):
+    with pytest.raises(FleetError, match="all emulated devices have left"):
         future.result()
     runtime.join(DEVICE)
     _check(future)

@@ -51,13 +51,18 @@ def _run(number: int, model: bytes, elements: Sequence[int | None], outputs: int
 
 
 @pytest.fixture
-def device() -> Iterator[tuple[ServerConnection, subprocess.Popen[bytes]]]:
-    """A device's process that joined, and its connection."""
-    joined: Queue[ServerConnection] = Queue()
+def device() -> Iterator[tuple[ServerConnection, messages.Hello, subprocess.Popen[bytes]]]:
+    """A device's process that joined, its connection and hello."""
+    joined: Queue[tuple[ServerConnection, messages.Hello]] = Queue()
     done: Queue[None] = Queue()
 
     def handle(connection: ServerConnection) -> None:
-        joined.put(connection)
+        hello = _answer(connection)
+        assert isinstance(hello, messages.Hello)
+        if hello.measure:  # it only asks whether it would be admitted
+            connection.send(b"".join(encode(messages.Welcome(1))))
+            return
+        joined.put((connection, hello))
         done.get()
 
     with serve(handle, "127.0.0.1", 0, compression=None, max_size=None) as server:
@@ -71,7 +76,7 @@ def device() -> Iterator[tuple[ServerConnection, subprocess.Popen[bytes]]]:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            yield joined.get(timeout=PATIENCE_S), process
+            yield *joined.get(timeout=PATIENCE_S), process
         finally:
             process.kill()
             process.wait()
@@ -92,11 +97,9 @@ def _answer(connection: ServerConnection) -> Message:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory as Linux says it")
 def test_a_device_takes_no_more_memory_than_it_offered(
-    device: tuple[ServerConnection, subprocess.Popen[bytes]],
+    device: tuple[ServerConnection, messages.Hello, subprocess.Popen[bytes]],
 ) -> None:
-    connection, process = device
-    hello = _answer(connection)
-    assert isinstance(hello, messages.Hello)
+    connection, hello, process = device
     assert Feature.GRAPHS.value in hello.features
     connection.send(b"".join(encode(messages.Welcome(1, features=(Feature.GRAPHS.value,)))))
     large = [

@@ -297,7 +297,7 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
         app = here("pair", "--android", "--data", str(place.data))
         assert "cleave://join?url=http%3A%2F%2F" in app.stdout
         assert "adb install" in app.stderr
-        assert "127.0.0.1 is this machine alone" in app.stderr
+        assert "only this machine can reach 127.0.0.1" in app.stderr
         for said in (app, shown, here("dashboard", "--data", str(place.data))):
             assert "▀" not in said.stderr  # no phone could open what it says
         assert "no jobs yet" in here("jobs", "--data", str(place.data)).stderr

@@ -84,7 +84,7 @@ def test_it_leaves_when_its_data_is_used_up_and_the_next_run_knows(
     [
         (("--hours", "7"), "22-7"),
         (("--when", "bored"), "idle"),
-        (("--cores", "4000"), "has"),
+        (("--cores", "4000"), "this machine can lend"),
         (("--memory", "many"), "50%"),
         (("--backend", "abacus"), "unknown backend"),
         (("--max-temp", "-3"), "Celsius"),

@@ -284,7 +284,7 @@ def test_rows_say_what_the_document_does() -> None:
         (("--gemm", "4,4,4", "--fleet", "kampus"), "'kampus'"),
         (("--gemm", "4,4,4", "--fleet", "paper-0"), "0 devices"),
         (("--gemm", "4,4,4", "--fleet", "nowhere.toml"), "nowhere.toml"),
-        (("--gemm", "4,4,4", "--stragglers", "2"), "2.0 stragglers"),
+        (("--gemm", "4,4,4", "--stragglers", "2"), "share of stragglers is 2.0"),
         ((*SMALL, "--batch", "0"), "batch is 0"),
         (("--gemm", "4,4,4", "--fleet", "paper-2", "--plot", "no/where.png"), "no/where.png"),
     ],

@@ -156,7 +156,7 @@ def test_wrong_requests_are_told_at_once(
 
 def test_a_device_that_ends_is_not_waited_for(served: Server) -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(FleetError, match="ended before it had joined"):
+    with pytest.raises(FleetError, match="exited before it joined"):
         SessionTimer(served, rng, ended=lambda: True)
     with started("join", served.url, "--backend", "numpy") as (process, _):
         timer = SessionTimer(served, rng, ended=lambda: process.poll() is not None)

@@ -193,6 +193,6 @@ def test_a_check_that_breaks_once_costs_no_device_and_no_other_work(
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
         worker.join(PATIENCE_S)
-        assert outcomes == ["unexpected MemoryError in checking: no room", True]
+        assert outcomes == ["unexpected MemoryError while checking a result: no room", True]
         assert not honest
     assert not caplog.records

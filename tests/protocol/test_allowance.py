@@ -46,10 +46,10 @@ def test_a_bucket_fills_with_time_and_no_higher() -> None:
 def test_many_small_messages_and_few_large_ones() -> None:
     small, large = Allowance(0.0), Allowance(0.0)
     assert all(small.said(13, 0.0) == "" for _ in range(limits.MAX_UNASKED))
-    assert "1000 messages" in small.said(13, 0.0)
+    assert "1000 unrequested messages" in small.said(13, 0.0)
     size = limits.MAX_DEVICE_HEADER_BYTES
     assert all(large.said(size, 0.0) == "" for _ in range(limits.MAX_UNASKED_BYTES // size))
-    assert "4194304 bytes" in large.said(size, 0.0)
+    assert "4194304 unrequested bytes" in large.said(size, 0.0)
 
 
 @pytest.mark.parametrize("every_s", [0.1, 1.0])

@@ -83,4 +83,4 @@ def test_data_parallel_by_hand() -> None:
     assert outcome.fits
     (outcome,) = DataParallel().outcomes(Conditions(find_model("opt-13b"), 4, 512, alike(4)))
     assert not outcome.fits
-    assert "too small" in outcome.misfit
+    assert "too little memory" in outcome.misfit

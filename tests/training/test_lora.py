@@ -305,7 +305,7 @@ def test_damaged_folders_of_adapters_are_one_sentence(tmp_path: Path, base: Path
         (json.dumps(good), "but no adapter_model"),
         (json.dumps(good), "cannot be loaded"),
         ("{", "cannot be loaded"),
-        (json.dumps(elsewhere), "x"),
+        (json.dumps(elsewhere), "move it there"),
     ):
         config.write_text(text)
         with pytest.raises(UsageError, match=says):

@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_written_is_only_a_remark(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     told: list[str] = []
     assert default_tokenizer(tmp_path / "file", SMALL, told.append).vocab_size == SMALL
-    assert "cannot be written" in told[-1]
+    assert "is not writable" in told[-1]
 
 
 @pytest.mark.parametrize("size", [0, 256])

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 
 def found(name: str) -> list[Announcement]:
-    return [each for each in find_servers(0.5, LOOPBACK) if each.name == name]
+    return [each for each in find_servers(3.0, LOOPBACK) if each.name == name]
 
 
 def announcement(server: Server, name: str, **changes: str) -> Announcement:
@@ -68,7 +68,7 @@ def test_what_is_announced_is_found_until_it_ends() -> None:
 def test_long_names_and_titles_are_cut() -> None:
     long = Announcement(f"{NAME}-" + "ä" * 60, "ß" * 300, ("192.0.2.7",), 1, "", False)
     with announced(long, LOOPBACK):
-        until(lambda: [each for each in find_servers(0.5, LOOPBACK) if each.title[:1] == "ß"])
+        until(lambda: [each for each in find_servers(3.0, LOOPBACK) if each.title[:1] == "ß"])
 
 
 @pytest.mark.parametrize(
