@@ -86,8 +86,9 @@ def test_a_job_as_viewers_see_it_and_those_who_follow_it(
         }
         assert mine["reputation"] in ("new", "good")
         # What was probed before it joined crossed the network as well; nobody else is there.
-        assert seen["totals"]["down_bytes"] == mine["down_bytes"]
-        assert seen["totals"]["up_bytes"] == mine["up_bytes"]
+        # It first asked for admission, in a short session of its own.
+        for way in ("down_bytes", "up_bytes"):
+            assert 0 <= seen["totals"][way] - mine[way] < 4096
         assert seen["totals"]["flops"] > 0
         kinds = [event["kind"] for event in table(seen["events"])]
         # It is ready, to itself, when it is let in: the job may come before its probe is over.

@@ -234,7 +234,7 @@ def test_the_servers_computer_becomes_a_device(
         staged.gradients(rows(ids))
         assert staged.plan is plan
         runtime = server.fleet.runtime
-        assert runtime.own_devices() == ({2} if devices == 2 else set())
+        assert len(runtime.own_devices()) == devices - 1
         for number in runtime.own_devices():  # it has measured a layer by ONNX Runtime
             own_one = server.live.manager.sessions[number]
             assumed = GRAPH_SHARE * own_one.claimed_flops_per_s
