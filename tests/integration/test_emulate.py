@@ -183,7 +183,10 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--devices", "1000000"), "too many"),
         (("--devices", "50000"), "too many for one machine"),
         (("--model", "opt-nano", "--method", "magic"), "use tiles or stages"),
-        (("--model", "opt-nano", "--method", "stages", "--dtype", "fp16"), "support only bf16 and fp32"),
+        (
+            ("--model", "opt-nano", "--method", "stages", "--dtype", "fp16"),
+            "support only bf16 and fp32",
+        ),
         (("--method", "stages"), "needs --model"),
         (("--fleet", "hame-mix"), "similar: home-mix"),
         (("--fleet", "no-such.toml"), "no-such.toml"),
@@ -243,7 +246,8 @@ def test_too_few_file_descriptors_say_how_to_raise_the_limit() -> None:
 
 def test_a_step_is_told_in_words_and_says_what_it_leaves_out() -> None:
     command = ("emulate", "--model", "opt-nano", "--fleet", "paper-1", "--batch", "1", "--seq", "8")
-    without, counted = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
+    shown = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
+    without, counted = (" ".join(each.split()) for each in shown)
     assert "s, simulated, on 1 device" in without
     assert "the server's attention" in without
     assert "the server's attention" not in counted

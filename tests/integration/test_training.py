@@ -265,7 +265,10 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
         (("--ray", "auto"), "--ray needs --servers with at least 2 servers"),
         (("--listen", "8765"), "--listen needs --servers with at least 2 servers"),
         (("--servers", "2", "--listen", "8765", "--devices", "4"), "--listen is for real devices"),
-        (("--servers", "2", "--server", "ws://127.0.0.1:1/ws#c=x"), "cannot be combined with --server"),
+        (
+            ("--servers", "2", "--server", "ws://127.0.0.1:1/ws#c=x"),
+            "cannot be combined with --server",
+        ),
     ],
 )
 def test_several_servers_that_cannot_be_are_refused(options: tuple[str, ...], said: str) -> None:

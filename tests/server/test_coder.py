@@ -123,7 +123,7 @@ def test_results_are_decoded(coder: Coder, rows: int) -> None:
     message = ResultCoded(7, rows, SHAPE[1], "fp32", 0.5, encode(payload, DType.FP32))
     assert asyncio.run(coder.result(message)) == Result(7, rows, SHAPE[1], "fp32", 0.5, payload)
     message.payload = message.payload[:-1]
-    with pytest.raises(ProtocolError, match="cut off"):
+    with pytest.raises(ProtocolError, match="ends after"):
         asyncio.run(coder.result(message))
 
 
@@ -134,8 +134,8 @@ SPOILED = bytes(CODED.payload[:6]).ljust(len(CODED.payload), b"\0")
 @pytest.mark.parametrize(
     ("features", "message", "reason"),
     [
-        (("coding",), replace(CODED, payload=CODED.payload[:-1]), "cut off"),
-        (("coding",), replace(CODED, rows=2**62, columns=2**62), "cut off"),
+        (("coding",), replace(CODED, payload=CODED.payload[:-1]), "ends after"),
+        (("coding",), replace(CODED, rows=2**62, columns=2**62), "ends after"),
         (
             ("coding",),
             replace(CODED, dtype="int64"),

@@ -114,6 +114,6 @@ def test_a_weight_that_is_not_known_is_one_sentence() -> None:
     class Other(torch.nn.Module):
         config = type("Config", (), {"output_router_logits": True})
 
-    with pytest.raises(UsageError, match="Other has no weight for it"):
+    with pytest.raises(UsageError, match="Other has no coefficient for it"):
         auxiliary_weight(Other())
     assert auxiliary_weight(torch.nn.Linear(2, 2)) == 0.0
