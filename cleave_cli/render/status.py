@@ -229,8 +229,8 @@ def _traffic(overview: dict[str, Any]) -> list[RenderableType]:
         lines.append(
             _text(
                 f"energy {energy['devices_j'] / 3600:,.2f} Wh{carbon}, of devices of known power "
-                f"({energy['devices_known']:,} here, {energy.get('devices_measured', 0):,} of them "
-                f"measured)"
+                f"({energy['devices_known']:,} here, "
+                f"{energy.get('devices_measured', 0):,} measured)"
             )
         )
     if energy.get("ps_j") is not None:
