@@ -55,7 +55,7 @@ _FIRST: Final = 2  # steps that do not count
 # A piece of a snapshot, which must not delay activations: 0.1 s of a link.
 _PIECE_BYTES: Final = 500
 _MOST_OFF: Final = 1e-4
-# Steps for which bytes are counted: several snapshots, which are about so many steps apart.
+# Bytes are counted over this many snapshots, each about this many steps after the one before.
 _SNAPSHOTS: Final = 3
 _SNAPSHOT_STEPS: Final = 69
 # FLOPs that an update takes per parameter, in proportion to the tokens of a step.

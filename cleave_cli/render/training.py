@@ -36,7 +36,7 @@ _SERVER: Final = {
     "sums_s": "adding the gradients",
     "optimizer_s": "the optimizer",
     "audit_s": "audits",
-    "planning_s": "planning (and starting its own device)",
+    "planning_s": "planning, or starting its own device",
 }
 _DEVICE: Final = {"compute_s": "computation", "down_s": "downlink", "up_s": "uplink"}
 _LEVELS: Final = ".-+#"  # levels of computation in a part of a step

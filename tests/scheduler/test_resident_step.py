@@ -1019,6 +1019,25 @@ def test_a_hot_spare_that_is_too_slow_is_left_alone() -> None:
     fetched(training)
 
 
+def test_a_hot_spare_that_is_behind_when_the_state_is_fetched_follows_again() -> None:
+    """The log is then empty, so it needs the snapshot, and that is not its fault."""
+    training = Training(3)
+    for _ in range(3):
+        training.begin(training.step_of(TWO_STAGES, 2))
+        while not training.step.ended:  # device 3 answers nothing
+            for key in list(training.outputs):
+                training.give(key)
+            if training.wants_update:
+                training.update()
+            training.answer(min(d for d in training.fleet.waiting if d != 3))
+        training.end()
+    fetched(training)
+    completed(training)
+    assert training.runs._spares.devices == {3}
+    spare_ready(training, 3)
+    fetched(training)
+
+
 def test_the_device_that_held_a_stage_keeps_it_if_others_have_the_same_state() -> None:
     """Unless another one of them is planned for the stage."""
     training = Training(4)

@@ -33,7 +33,7 @@ from cleave.machine.graph_choice import open_in_torch
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.torch_session import TorchSession
 from cleave.scheduler.stages.outcomes import PassDone, StepResult
-from cleave.training.stages.audits import AuditCounters, Auditor, escape_chance
+from cleave.training.stages.audits import AuditCounters, Auditor
 from tests.graphs.models import TOKENS, plain_gradients, small_model
 from tests.training.runs import nightly
 from tests.training.test_staged import (
@@ -222,7 +222,7 @@ def test_the_chance_of_escape_is_as_stated() -> None:
     for device in range(trials):
         lied = [(work, [by_device(record, device)]) for work, record in records]
         caught += any(auditor.faults(work, StepResult({}, {}, {}, by)) for work, by in lied)
-    expected = 1 - escape_chance(1 / 3, 2)
+    expected = 1 - (1 - 1 / 3) ** 2
     spread = 3.5 * (expected * (1 - expected) / trials) ** 0.5
     assert abs(caught / trials - expected) < spread
 

@@ -75,8 +75,8 @@ def ways_to_slice(
     not the bottleneck of `plan`, because slicing lets the planner divide the layers differently.
     Otherwise, slices are on devices without layers. There are then as few slices as the devices'
     memory allows, or twice as many. Each slice gets enough devices to finish in the time that the
-    layers take, or in a fraction of it. The fastest devices that `plan` leaves idle are used if
-    enough are idle.
+    layers take, or in a fraction of it. If `plan` leaves enough devices idle, slices get the
+    fastest of those.
 
     Args:
         plan: the best plan with the loss on the PS or on the last stage.

@@ -111,13 +111,15 @@ class HotSpares:
         for (device, number), copy in list(self._copies.items()):
             stage = work.stages[number] if number < len(work.stages) else None
             same = stage is not None and _layers(copy.stage) == _layers(stage)
-            late = copy.updates < work.resident.position or copy.request.steps_left > copy.most
+            late = copy.updates < work.resident.position  # a snapshot has replaced the log
+            slow = copy.request.steps_left > copy.most
             ahead = copy.updates > work.resident.now  # the last step was not logged
-            if late:
+            # After a fetch of all state, the log is empty, so no device could have caught up.
+            if slow or (late and work.resident.log):
                 self._unfit.add(device)
             takes_over = stage is not None and device in stage.devices
             others = device in holders and not takes_over
-            if late or ahead or device not in rates or others or not same:
+            if late or slow or ahead or device not in rates or others or not same:
                 self._leave(device, number)
             elif copy.is_busy:
                 self._stores[device].forget_step(self._work or work, work, copy.stage)

@@ -272,7 +272,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot. With `device`, only if the device holds a part of it."""
+        """Abandon the current snapshot; if `device` is given, only if it holds a part of it."""
         snapshot = self._snapshot
         if snapshot is None or (device is not None and not snapshot.involves(device)):
             return []

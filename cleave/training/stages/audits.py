@@ -554,15 +554,6 @@ def _audited(graph: StageGraph, rounding: Rounding) -> bytes:
     return with_narrow_products(graph.model) if rounding.narrow else graph.model
 
 
-def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that audits miss a device that errs in each of `steps` steps.
-
-    Args:
-        audited: probability that an audit covers the wrong result of one step.
-    """
-    return float((1 - audited) ** steps)
-
-
 def _slice_feed(
     part: SliceWork, record: StageRecord, batch: int, rounding: Rounding
 ) -> dict[str, Array]:

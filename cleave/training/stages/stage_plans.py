@@ -197,9 +197,10 @@ class StagePlans:
         if off and not alike and self._steps >= self._least_steps:
             self._least_steps *= 2
             if not stays or self._moving_pays(again, devices):
+                first = "; devices first return their state" if stays else ""
                 self._say(
                     f"the stages are planned again: a step took {step_s:.3g} s instead of "
-                    f"{expected_s:.3g} s"
+                    f"{expected_s:.3g} s{first}"
                 )
                 self.plan, self._former = (None, (costs, plan)) if not stays else (again, None)
                 return stays

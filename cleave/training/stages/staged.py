@@ -970,7 +970,8 @@ class StagedModel:
         if names := list(dict.fromkeys(result.left)):
             who = ", ".join(names[:_MOST_NAMED])
             who += f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-            self._note(f"{who} left during a step, so other devices repeated its unfinished work")
+            whose = "its" if len(names) == 1 else "their"
+            self._note(f"{who} left during a step; other devices did {whose} unfinished work")
 
     def _say(self, text: str) -> None:
         """Report a message to the user unless it equals the last message."""
