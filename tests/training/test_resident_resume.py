@@ -117,11 +117,11 @@ FUNCTIONS = {
     ("function", "at", "after"),
     [
         ("the log", 3, False),
-        ("the log", 5, True),
+        nightly("the log", 5, True),
         ("the update", 8, False),
         ("a record", 6, False),
         ("a snapshot", 4, True),
-        ("a snapshot", 5, False),
+        nightly("a snapshot", 5, False),
         ("a checkpoint", 1, False),
         ("removing", 3, True),
         ("an evaluation", 1, True),
