@@ -315,9 +315,10 @@ def _softmax_gradient(of: Attributes) -> Operation:
     axis, calculate = of["axis"], torch.ops.aten._softmax_backward_data.out
 
     def run(dy: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-        dy, y = torch.broadcast_tensors(dy, y)
+        shape = np.broadcast_shapes(tuple(dy.shape), tuple(y.shape))
+        dy, y = dy.expand(shape), y.expand(shape)
         if (made := _by_row(out, axis)) is None:
-            made = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+            made = torch.empty(shape, dtype=y.dtype, device=y.device)
         calculate(dy, y, axis, y.dtype, grad_input=made)
         return made
 
