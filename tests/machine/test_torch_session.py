@@ -274,7 +274,8 @@ def _with_constants(model: bytes) -> bytes:
             array = _whole(4, 4) if sizes else np.full((4, 4), 0.5, np.float32)
             value = onnx.numpy_helper.from_array(array)
             node.attribute.append(helper.make_attribute("value", value))
-    return found.SerializeToString()
+    made: bytes = found.SerializeToString()
+    return made
 
 
 @drawn(

@@ -109,7 +109,7 @@ def test_a_step_whose_gradients_are_lost_is_repeated(
 ) -> None:
     """They are lost with the accelerator: in the middle of the step, or at its end."""
     model, plain = twice(small_model("opt"))
-    head: Any = model.get_output_embeddings()
+    head: Any = model.lm_head
     notes: list[str] = []
 
     def lost(value: Tensor) -> Any:
