@@ -72,8 +72,9 @@ def measured_server(
 def graphs_here() -> GraphChoice:
     """Return the choice of the fastest graph runner on this machine, measured on first use.
 
-    If it is an accelerator, the PS also computes its loss on it. Audits use it in any case, and
-    accept errors of devices up to `LARGEST_ERROR`, so the PS's own error must be much smaller.
+    If this runner uses an accelerator, the PS also computes its loss there. Audits always use the
+    runner. They accept errors of devices up to `LARGEST_ERROR`, so the PS's own error must be much
+    smaller.
     """
     return GraphChoice(largest_error=LARGEST_ERROR / 4)
 

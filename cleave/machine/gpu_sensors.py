@@ -24,11 +24,12 @@ IN_USE: Final = 0.25
 
 _QUERY: Final = ("--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
 _PROCESSES: Final = ("pmon", "-c", "1", "-s", "u")  # samples for one second
-_ENGINE: Final = re.compile(r"drm-engine-(?!capacity-)(\S+):\s+(\d+) ns")
+_ENGINE: Final = re.compile(r"drm-(engine|cycles|total-cycles)-(?!capacity-)(\S+):\s+(\d+)")
 _CLIENT: Final = re.compile(r"drm-(pdev|client-id):\s+(\S+)")
 _OWN: Final = re.compile(r"\bcleave(_cli)?\b")  # in the command line of a process
 
-Busy = Mapping[tuple[str, str, str], int]  # ns by GPU, client and engine
+# Busy and total time by GPU, client and engine, in ns or cycles; the total of ns is 0.
+Busy = Mapping[tuple[str, str, str], tuple[int, int]]
 
 
 def nvidia_temperatures_c(text: str) -> list[float]:
@@ -68,27 +69,31 @@ def nvidia_use(text: str, is_own: Callable[[int], bool]) -> float | None:
 
 
 def drm_busy(texts: Sequence[str]) -> Busy:
-    """Return how long each engine of each GPU has computed for each client of its driver, in ns.
+    """Return how long each engine of each GPU has computed for each client of its driver.
 
     Args:
         texts: files `/proc/PID/fdinfo/FD` of devices in `/dev/dri`. Files of one client have the
-            same values, which count once.
+            same values, which count once. The driver xe counts cycles, and others count ns.
     """
-    found: dict[tuple[str, str, str], int] = {}
+    found: dict[tuple[str, str, str], tuple[int, int]] = {}
     for text in texts:
         names = dict(_CLIENT.findall(text))
         if "client-id" in names:
-            for engine, busy in _ENGINE.findall(text):
-                found[names.get("pdev", ""), names["client-id"], engine] = int(busy)
+            counts = {(kind, of): int(count) for kind, of, count in _ENGINE.findall(text)}
+            for (kind, engine), busy in counts.items():
+                total = 0 if kind == "engine" else counts.get(("total-cycles", engine), 0)
+                if kind == "engine" or (kind == "cycles" and total):
+                    found[names.get("pdev", ""), names["client-id"], engine] = busy, total
     return found
 
 
 def drm_use(before: Busy, now: Busy, elapsed_s: float) -> float:
     """Return the largest share of an engine that clients used between two calls of `drm_busy`."""
     by_engine: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for (gpu, client, engine), busy in now.items():
-        more = busy - before.get((gpu, client, engine), busy)
-        by_engine[gpu, engine] += max(0, more) / (1e9 * elapsed_s)
+    for (gpu, client, engine), (busy, total) in now.items():
+        busy_before, total_before = before.get((gpu, client, engine), (busy, total))
+        passed = total - total_before if total > total_before else 1e9 * elapsed_s
+        by_engine[gpu, engine] += max(0, busy - busy_before) / passed
     return min(1.0, max(by_engine.values(), default=0.0))
 
 

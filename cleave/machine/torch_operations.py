@@ -315,8 +315,10 @@ def _softmax_gradient(of: Attributes) -> Operation:
     axis, calculate = of["axis"], torch.ops.aten._softmax_backward_data.out
 
     def run(dy: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+        shape = np.broadcast_shapes(tuple(dy.shape), tuple(y.shape))
+        dy, y = dy.expand(shape), y.expand(shape)
         if (made := _by_row(out, axis)) is None:
-            made = torch.empty_like(y)
+            made = torch.empty(shape, dtype=y.dtype, device=y.device)
         calculate(dy, y, axis, y.dtype, grad_input=made)
         return made
 
@@ -441,7 +443,7 @@ def _constant(of: Attributes) -> Operation:
         if isinstance(value, list) and value and isinstance(value[0], float):
             dtype = torch.float32
         value = torch.tensor(value, dtype=dtype)
-    return lambda: value
+    return lambda: value.clone()  # a later operation may overwrite it
 
 
 def _shifted(of: Attributes) -> Operation:

@@ -76,7 +76,9 @@ class _Product:
             product = (self.a @ self.b).to(total.dtype)
             free = (total, product) if in_place else (product,)
             return torch.add(total, product, out=_fitting(free, (total, product)))
-        return (total.addmm_ if in_place else total.addmm)(self.a, self.b)
+        # An expanded matrix has several elements in the same memory.
+        add = total.addmm_ if in_place and total.is_contiguous() else total.addmm
+        return add(self.a, self.b)
 
 
 _Value: TypeAlias = Tensor | _Product | None
@@ -300,7 +302,7 @@ class _Program:
         self.constants = {each.name: self._tensor(each) for each in graph.initializer}
         nodes = fused(list(graph.node), self.constants, self.outputs)
         self._steps = [self._step(node) for node in nodes]
-        taken = [{*node.input, *enclosed(node)} for node in nodes]
+        taken = [[*node.input, *enclosed(node)] for node in nodes]
         uses = Counter(name for each in taken for name in each)
         uses.update(self.outputs)
         added = {name for node in nodes if node.op_type == "Add" for name in node.input}
@@ -315,7 +317,7 @@ class _Program:
         later = {*self.outputs}
         for step, names in zip(reversed(self._steps), reversed(taken), strict=True):
             step.ended = [name for name in {*names, *step.outputs} - later if name]
-            later |= names
+            later.update(names)
         self._free_inputs(taken)
 
     def run(
@@ -347,7 +349,7 @@ class _Program:
             factors.pop(name, None)
         return [_computed(arrays[name]) for name in wanted]
 
-    def _free_inputs(self, taken: Sequence[set[str]]) -> None:
+    def _free_inputs(self, taken: Sequence[Sequence[str]]) -> None:
         """Find the inputs that operations may overwrite.
 
         Args:
@@ -362,7 +364,7 @@ class _Program:
             for name in step.outputs:
                 # The factors of a deferred product are used after its operation.
                 is_own = is_new and name not in self._deferred
-                memory[name] = {name} if is_own else shared
+                memory[name] = {name} if is_own or not shared else shared
         kept = {part for name in self.outputs for part in memory.get(name, ())}
         last_use |= dict.fromkeys({_OUTSIDE, *kept}, len(self._steps))
         for number, step in enumerate(self._steps):

@@ -96,14 +96,14 @@ def device(
     from msgspec.structs import replace
 
     from cleave.arrays import DType
-    from cleave.machine.backends import choose, known_name
-    from cleave.machine.graph_choice import GraphChoice
+    from cleave.machine.backends import choose
+    from cleave.machine.graph_choice import AUTO, GraphChoice, one_processor
     from cleave.machine.sensors import hold_strips_well
     from cleave_cli.own_server import own_device
     from profiles.library import write_profile
     from profiles.measuring import device as profiling
 
-    known_name(backend)
+    _, runner = one_processor(backend, AUTO)  # as `cleave join` does
     if name and profiling.valid_name(name) != name:
         raise UsageError(
             f"--name {name!r} has characters that profile names cannot have; "
@@ -127,7 +127,7 @@ def device(
     hold_strips_well()  # the same memory settings as on a device
     chosen = choose(backend).backend
     examined: list[str] = []
-    graphs = GraphChoice(notify=examined.append)
+    graphs = GraphChoice(runner, examined.append)
     with _progress() as bar:
         task = bar.add_task("starting", total=settings.total_s)
 

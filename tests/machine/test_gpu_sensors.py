@@ -42,6 +42,20 @@ drm-engine-copy:\t0 ns
 drm-engine-video:\t0 ns
 drm-engine-capacity-video:\t2
 """
+XE = """\
+drm-driver:\txe
+drm-client-id:\t42
+drm-pdev:\t0000:03:00.0
+drm-cycles-rcs:\t{render}
+drm-total-cycles-rcs:\t{total}
+drm-engine-capacity-vcs:\t2
+"""
+PANTHOR = """\
+drm-driver:\tpanthor
+drm-client-id:\t10
+drm-engine-panthor:\t{busy} ns
+drm-cycles-panthor:\t94439687187
+"""
 
 
 def nobody(pid: int) -> bool:
@@ -73,7 +87,7 @@ def test_temperatures_of_nvidia() -> None:
 def test_use_that_the_kernel_counts() -> None:
     """A client's files count once. A client that is new, or has closed its files, counts as 0."""
     before = drm_busy([I915.format(client=26, render=1_000_000_000)] * 2)
-    assert before["0000:00:02.0", "26", "render"] == 1_000_000_000
+    assert before["0000:00:02.0", "26", "render"] == (1_000_000_000, 0)
     now = drm_busy([
         I915.format(client=26, render=2_500_000_000),
         I915.format(client=26, render=2_500_000_000),
@@ -82,6 +96,15 @@ def test_use_that_the_kernel_counts() -> None:
     assert drm_use(before, now, 5.0) == pytest.approx(0.3)
     assert drm_use(now, {}, 5.0) == 0
     assert drm_busy(["pos:\t0\nflags:\t02\n"]) == {}
+
+
+def test_a_driver_that_counts_cycles() -> None:
+    before = drm_busy([XE.format(render=500, total=10_000)])
+    now = drm_busy([XE.format(render=1_100, total=12_000)])
+    assert drm_use(before, now, 5.0) == pytest.approx(0.3)
+    before = drm_busy([PANTHOR.format(busy=1_000_000_000)])  # both ns and cycles
+    now = drm_busy([PANTHOR.format(busy=3_000_000_000)])
+    assert drm_use(before, now, 5.0) == pytest.approx(0.4)
 
 
 def process(root: Path, pid: int, client: int, render_ns: int) -> None:

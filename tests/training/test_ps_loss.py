@@ -19,7 +19,14 @@ from cleave.training.stages import ps_loss
 from cleave.training.stages.ps_loss import PsLoss
 from cleave.training.stages.stage_work import ModelWork
 from emulator.virtual import emulated
-from tests.graphs.models import WIDTH, graphs_of, plain_gradients, small_model, trained
+from tests.graphs.models import (
+    WIDTH,
+    graphs_of,
+    plain_gradients,
+    small_model,
+    trained,
+    with_lora,
+)
 from tests.machine.swiftshader import environment
 from tests.training.runs import nightly
 from tests.training.test_staged import (
@@ -37,9 +44,14 @@ IN_TORCH: Final = partial(open_in_torch, "cpu")
 
 
 class Failing(TorchSession):
-    """A torch runner whose memory is used up after some runs."""
+    """A torch runner whose memory is used up after some runs, or that cannot store parameters."""
 
     left = 0
+
+    def upload(self, array: Any) -> Tensor:
+        if Failing.left < 0:
+            raise RuntimeError("out of memory\nmore about memory")
+        return super().upload(array)
 
     def run_into(
         self,
@@ -70,7 +82,7 @@ def test_steps_lose_as_plain_pytorch_does(family: str, dtype: DType, most: float
     assert mine == pytest.approx(expected, rel=most)
 
 
-@pytest.mark.parametrize("runs", [0, 1])
+@pytest.mark.parametrize("runs", [-1, 0, 1])
 def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
     """The CPU computes the other losses. What the accelerator has added up counts."""
     model, plain = twice(small_model("opt"))
@@ -87,8 +99,60 @@ def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
-    said = "from now on, the CPU computes the loss: the graph cannot be run: out of memory"
-    assert notes[1:] == [said]
+    reason = "out of memory" if runs < 0 else "the graph cannot be run: out of memory"
+    assert notes[1:] == [f"from now on, the CPU computes the loss: {reason}"]
+
+
+@pytest.mark.parametrize("runs", [1, 99])
+def test_a_step_whose_gradients_are_lost_is_repeated(
+    runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are lost with the accelerator: in the middle of the step, or at its end."""
+    model, plain = twice(small_model("opt"))
+    head: Any = model.lm_head
+    notes: list[str] = []
+
+    def lost(value: Tensor) -> Any:
+        if value.shape == head.weight.shape:
+            raise RuntimeError("no such device")
+        return value.numpy()
+
+    monkeypatch.setattr(ps_loss, "on_host", lost)
+    Failing.left = runs
+    with emulated(3, seed=1) as fleet:
+        found = staged(
+            model,
+            fleet,
+            loss=False,
+            note=notes.append,
+            loss_on=lambda graph, given, products: Failing(graph, given),
+        )
+        for (ids,) in [batches(1)] * 2:
+            model.zero_grad()
+            plain.zero_grad()
+            expected = plain_gradients(plain, ids)
+            assert found.gradients(rows(ids)) == pytest.approx(expected, rel=1e-6)
+            assert_close(model, plain, 3e-6)
+    said = [each for each in notes if each.endswith("lost: no such device")]
+    assert len(said) == 1
+
+
+def test_a_frozen_head_may_be_in_bf16() -> None:
+    model: Any = with_lora(small_model("llama")).to(torch.bfloat16)
+    work = ModelWork(model, graphs_of(model), DType.FP32)
+    y, targets = torch.randn(2, 5, WIDTH), torch.randint(9, (2, 5))
+    loss, found = PsLoss(work, IN_TORCH), y.clone().requires_grad_()
+    value, dy = loss(y, targets, 1.0)
+    head = model.get_output_embeddings().weight.float()
+    norm = model.model.norm
+    x = torch.nn.functional.rms_norm(found, (WIDTH,), norm.weight.float(), norm.variance_epsilon)
+    exact = torch.nn.functional.cross_entropy(
+        (x @ head.T).flatten(0, 1), targets.flatten(), reduction="sum"
+    )
+    (wanted,) = torch.autograd.grad(exact, found)
+    assert value == pytest.approx(float(exact.detach()), rel=1e-5)
+    assert float((dy - wanted).norm() / wanted.norm()) < 1e-4
+    assert loss.take() == {}
 
 
 def _errors(open_graph: MakeGraph, dtype: DType = DType.FP32) -> tuple[float, float, float]:

@@ -13,10 +13,14 @@ from cleave.arrays import Array, DType
 from cleave.graphs.packed import vocabulary_of
 from cleave.machine.graph_choice import MakeGraph
 from cleave.machine.graph_run import on_host
-from cleave.machine.graph_session import GraphError, OpenGraph
+from cleave.machine.graph_session import GraphError, OpenGraph, first_line
 from cleave.training.stages.stage_work import ModelWork
 
 _MOST_LOGITS_BYTES: Final = 2**28  # a graph holds a few arrays of this size at once
+
+
+class SumsLostError(GraphError):
+    """The gradients that `PsLoss` has summed cannot be read from the accelerator."""
 
 
 class PsLoss:
@@ -30,7 +34,7 @@ class PsLoss:
 
     Raises:
         GraphError: if the graph cannot be opened, or a run fails. A failed run changes no sums.
-            From `take`: the sums are lost.
+        SumsLostError: from `take`, if the gradients cannot be read.
 
     Example:
         >>> loss = PsLoss(work, open_graph)
@@ -54,6 +58,12 @@ class PsLoss:
             targets: target tokens, shape (batch, tokens); -100 for tokens without loss.
             scale: factor by which each token's loss is multiplied.
         """
+        try:
+            return self._run(y, targets, scale)
+        except Exception as error:  # noqa: BLE001 - PyTorch's errors have no common base class
+            raise GraphError(first_line(error)) from None
+
+    def _run(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
         held, upload = self._work.held_by_loss, self._session.upload
         if not self._parameters:
             self._parameters = {
@@ -88,7 +98,8 @@ class PsLoss:
                     total = np.array(on_host(self._sums[names.total(n)]))
                     found[id(held[n])] = torch.from_numpy(total)
         except Exception as error:  # noqa: BLE001 - PyTorch's errors have no common base class
-            raise GraphError(f"the gradients of the loss are lost: {error}"[:300]) from None
+            reason = first_line(error)
+            raise SumsLostError(f"the gradients of the loss are lost: {reason}") from None
         self.forget()
         return found
 
@@ -98,5 +109,6 @@ class PsLoss:
 
 
 def _array(tensor: Tensor) -> Array:
-    found: Array = tensor.detach().numpy()
+    wide = tensor.float() if tensor.is_floating_point() else tensor  # a frozen head may be in bf16
+    found: Array = wide.detach().numpy()
     return found

@@ -49,7 +49,7 @@ from cleave.training.loop.methods import TilesForecaster
 from cleave.training.loop.optimizer import DeviceUpdates, Optimizer
 from cleave.training.stages.audits import Auditor, Fault, Watch
 from cleave.training.stages.gradients import StepGradients, add_gradients
-from cleave.training.stages.ps_loss import PsLoss
+from cleave.training.stages.ps_loss import PsLoss, SumsLostError
 from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
 from cleave.training.stages.resident import ResidentState, StateStorage
@@ -298,6 +298,12 @@ class StagedModel:
                 failed += 1
                 if not self._tries_again(str(error), failed):
                     return self._not_by_stages(str(error))
+                continue
+            except SumsLostError as error:
+                self._note(f"the step is repeated, and the CPU computes the loss: {error}")
+                self._ps_loss = None
+                self.runtime.withdraw_step()
+                self._begin_again()
                 continue
             if isinstance(result, UpdateWanted):
                 self.predicted_s += plan.step_s
@@ -869,10 +875,7 @@ class StagedModel:
             except GraphError as error:  # for example, the accelerator has no memory left
                 self._note(f"from now on, the CPU computes the loss: {error}")
                 accelerated, self._ps_loss = self._ps_loss, None
-                try:
-                    add_gradients(self.work.model, accelerated.take())
-                except GraphError as lost:
-                    raise StageFailedError(str(lost)) from None
+                add_gradients(self.work.model, accelerated.take())
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():
