@@ -22,7 +22,7 @@ from onnx import (
     numpy_helper,
 )
 
-from cleave.device.compute_thread import REFUSED_OPERATIONS, check_graph
+from cleave.device.graph_check import REFUSED_OPERATIONS, check_graph
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.onnx_graph import content, integer
 from cleave.protocol import limits

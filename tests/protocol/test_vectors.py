@@ -6,8 +6,8 @@ import pytest
 
 from cleave import coding
 from cleave.arrays import DType
-from cleave.device.compute_thread import check_graph
 from cleave.device.core import DeviceCore
+from cleave.device.graph_check import check_graph
 from cleave.errors import ProtocolError
 from cleave.machine.backends import Compute, MatmulBackend, NumpyBackend, TorchBackend, execute
 from cleave.machine.graph_run import FetchRun, GraphRun
