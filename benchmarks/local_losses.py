@@ -111,6 +111,7 @@ class Replicas:
         self._own = [self._parameters(number) for number in range(count)]
         self._optimizers = [self._optimizer(number) for number in range(count)]
         self.updates = [0] * count
+        self.joined = [0] * count  # steps before the moments of a replica were new
         self._gradients = vmap(grad_and_value(self._loss))
 
     def _parameters(self, number: int) -> dict[str, nn.Parameter]:
@@ -137,16 +138,13 @@ class Replicas:
         for name, weight in self.weights.items():
             weight.copy_(weights[name].detach()[None].expand_as(weight))
 
-    def forget(self, number: int) -> None:
-        """Replace a replica by one with new moments."""
+    def forget(self, number: int, done: int) -> None:
+        """Replace a replica by one with new moments, after `done` steps."""
         self._optimizers[number] = self._optimizer(number)
-        self.updates[number] = 0
+        self.updates[number], self.joined[number] = 0, done
 
-    def step(self, batches: Sequence[Batch], rate: Callable[[int], float]) -> Tensor:
-        """Do one local step on each replica. Return the losses before it.
-
-        `rate` returns the learning rate, given the number of updates in a replica's moments.
-        """
+    def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
+        """Do one local step on each replica. Return the losses before it."""
         losses: Tensor
         ids, labels = (torch.stack(part) for part in zip(*[b[:2] for b in batches], strict=True))
         gradients, losses = self._gradients(self.weights, ids, labels)
@@ -155,7 +153,7 @@ class Replicas:
                 parameter.grad = gradients[name][number].contiguous()  # as fused updates need
             nn.utils.clip_grad_norm_(own.values(), 1.0)
             for group in optimizer.param_groups:
-                group["lr"] = rate(self.updates[number])
+                group["lr"] = rate * warm_up(self.updates[number], self.joined[number])
             self.updates[number] += 1
             optimizer.step()
             optimizer.zero_grad()
@@ -216,9 +214,9 @@ class ReplicaFleet:
         rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
         return dict.fromkeys(range(self._replicas.count), rates)
 
-    def forget(self, number: int) -> None:
-        """Replace a device by a new one."""
-        self._replicas.forget(number)
+    def forget(self, number: int, done: int) -> None:
+        """Replace a device by a new one, after `done` steps."""
+        self._replicas.forget(number, done)
         self._errors = {key: e for key, e in self._errors.items() if key[0] != number}
 
     def begin_round(self, work: RoundWork) -> None:
@@ -230,12 +228,8 @@ class ReplicaFleet:
         else:
             replicas.load({whole.names[key]: t for key, t in whole.tensors.items()})
             steps = len(self.drawn) // count
-            done = (work.number - 1) * steps
             losses = [
-                replicas.step(
-                    self.drawn[n * count : (n + 1) * count],
-                    partial(_warmed_up, self.rate(n), done),
-                )
+                replicas.step(self.drawn[n * count : (n + 1) * count], self.rate(n))
                 for n in range(steps)
             ]
             if work.number == 1:
@@ -253,6 +247,7 @@ class ReplicaFleet:
                 0.0,
                 0,
                 replicas.updates[device],
+                replicas.joined[device] // len(losses),
             )
             for device in range(count)
             if device not in self.lost
@@ -260,7 +255,7 @@ class ReplicaFleet:
         self._result = RoundResult(parts, {})
         if not self.stays:
             for device in self.lost:
-                self.forget(device)
+                self.forget(device, work.number * len(losses))
 
     def next_outcome(self, timeout_s: float) -> RoundResult | None:
         return self._result
@@ -310,7 +305,7 @@ class Trial:
         replicas = Replicas(self._model, 1)
         for step in range(warm):
             rate = _RATE * min(1.0, (step + 1) / _WARMUP)
-            replicas.step([self._loader.next_batch()], partial(_warmed_up, rate, 0))
+            replicas.step([self._loader.next_batch()], rate)
         self._save(replicas)
         self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
         self._warmed = replicas.state()
@@ -345,7 +340,7 @@ class Trial:
         replicas.restore(self._warmed)
         found = [(0, self.loss())]
         for step in range(steps):
-            replicas.step([loader.next_batch()], partial(_warmed_up, schedule.rate(step), 0))
+            replicas.step([loader.next_batch()], schedule.rate(step))
             if (step + 1) % (steps // 4) == 0:
                 self._save(replicas)
                 found.append((step + 1, self.loss()))
@@ -390,7 +385,7 @@ class Trial:
             fleet.stays = setting.stays
             if setting.killed and done >= setting.steps // 2 > done - setting.every:
                 for device in range(setting.devices):
-                    fleet.forget(device)
+                    fleet.forget(device, done)
             updates.round(fleet.rate, step)
             if (done + setting.every) % (setting.steps // 4) == 0 or (
                 done + setting.every == setting.steps
@@ -405,11 +400,6 @@ class Trial:
 def _rate(schedule: Schedule, done: int, number: int) -> float:
     """Return the learning rate of a local step of a round, after `done` steps."""
     return schedule.rate(done + number)
-
-
-def _warmed_up(rate: float, done: int, updates: int) -> float:
-    """Return the learning rate of a replica with `updates` updates, after `done` steps."""
-    return rate * warm_up(updates, done)
 
 
 def _schedule(steps: int) -> Schedule:

@@ -230,8 +230,10 @@ def plan_round(
         down_s = down_bytes / device.downlink_bytes_per_s + device.latency_s
         up_s = up_bytes / device.uplink_bytes_per_s + device.latency_s
         step_s = flops[device.device] / device.flops_per_s
-        waits_s = max(0.0, down_s - during_download * step_s)
-        waits_s += max(0.0, up_s - during_upload * step_s)
+        # A slow device has fewer steps, and the last one before its difference overlaps nothing.
+        last = min(during_upload, steps[device.device] - 1)
+        first = min(during_download, steps[device.device] - 1 - last)
+        waits_s = max(0.0, down_s - first * step_s) + max(0.0, up_s - last * step_s)
         took_s = waits_s + steps[device.device] * step_s
         if took_s > round_s:
             round_s, exchange_s, links_s = took_s, waits_s, down_s + up_s

@@ -85,3 +85,14 @@ def test_numbers_that_do_not_go_together_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             Rounds(numbers[0], ExchangeKind.BF16, *numbers[1:])
+
+
+def test_overlap_hides_no_more_steps_than_a_slow_device_does() -> None:
+    """The slow device does one step in a round, so no step can run while its weights travel."""
+    devices = [device(1), device(2, speed=1e10)]
+    waiting, streaming = (
+        plan_round(SIZES.costs([128]), ELEMENTS, devices, None, Rounds(10, overlap=overlap))
+        for overlap in (0, 9)
+    )
+    assert streaming.steps[2] == 1
+    assert streaming.round_s == pytest.approx(waiting.round_s)

@@ -195,7 +195,7 @@ class Streaming:
     """Streaming DiLoCo as published (arXiv 2501.18512, algorithm 2), with torch alone.
 
     Each of two fragments is exchanged every 8 steps, in turns. A change is merged 3 steps after
-    the difference was taken, with alpha 0.5.
+    the difference was taken, with alpha 0.5. This class was written from memory, without the paper.
     """
 
     def __init__(self, run: Run, workers: int) -> None:
@@ -304,9 +304,55 @@ def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
 
 
 def test_a_late_device_warms_up_and_others_do_not() -> None:
-    assert warm_up(0, 0) == 1  # as published, at the beginning
+    assert warm_up(0, 0) == warm_up(3, 0) == 1  # as published, also on slow devices
     assert [warm_up(updates, 100) for updates in (0, 19, 40, 99)] == [1 / 41, 20 / 41, 1, 1]
-    assert warm_up(2, 2) == 1  # has done all steps of a young run
+    assert [warm_up(updates, 10) for updates in (0, 9, 10)] == [1 / 11, 10 / 11, 1]
+
+
+def test_a_slow_device_that_was_there_from_the_beginning_does_not_warm_up() -> None:
+    with emulated([device("fast"), device("slow", 0.2)]) as fleet:
+        run = Run(small_model("llama"), fleet)
+        rates: list[float] = []
+        coefficients = run.updates._model.scalars
+        run.updates._model.scalars = lambda rate, updates: (  # type: ignore[method-assign]
+            rates.append(rate) or coefficients(rate, updates)  # type: ignore[func-returns-value]
+        )
+        for _ in range(3):
+            run.round()
+        assert set(rates) == {RATE}
+        fleet.runtime.join(device("late"))  # type: ignore[attr-defined]
+        fleet.runtime.wait_until(lambda: fleet.device_count == 3, 10.0)
+        run.round()
+    assert min(rates) == pytest.approx(RATE / (3 * EVERY + 1))
+
+
+def test_moments_continue_only_on_the_device_that_returned_them() -> None:
+    """Another device can take the name, but not the identity that its credential proves."""
+    model = small_model("llama")
+    with emulated([fast_link("a"), fast_link("b")]) as fleet:
+        run = Run(model, fleet)
+        run.round()
+        run.updates.collect()
+        tensors, meta = copy.deepcopy(run.updates.tensors()), run.updates.meta()
+    strangers = [{**one, "identity": 7} for one in meta]
+    for saved, expected in ((meta, [2 * EVERY] * 2), (strangers, [EVERY] * 2)):
+        with emulated([fast_link("a"), fast_link("b")]) as fleet:
+            again = Run(copy.deepcopy(model), fleet)
+            again.updates.load(tensors, saved, EVERY)
+            found: list[RoundPart] = []
+            again.updates._apply = lambda parts, found=found: found.extend(parts)  # type: ignore
+            again.updates.round(lambda step: RATE, again.data.step)
+            assert [part.updates for part in found] == expected
+
+
+def test_a_slow_uplink_returns_its_moments_too() -> None:
+    slow = FleetDevice("slow", 1e6, 1e7, 2e5, 0.01, 2**30)
+    with emulated([replace(slow, name="fast", uplink_bytes_per_s=1e8), slow]) as fleet:
+        run = Run(small_model("llama"), fleet)
+        run.round()
+        run.updates.collect()
+        assert [each["name"] for each in run.updates.meta()] == ["fast", "slow"]
+    assert run.notes == []
 
 
 def test_moments_are_returned_only_if_that_takes_a_small_part_of_the_time() -> None:

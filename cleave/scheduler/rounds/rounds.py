@@ -78,7 +78,11 @@ class LocalRounds:
                 continue
             if device not in self._workers:
                 self._workers[device] = LocalWorker(
-                    device, session.name, self._ids, work.model, session.rates.memory_bytes
+                    device,
+                    (session.name, session.identity),
+                    self._ids,
+                    work.model,
+                    session.rates.memory_bytes,
                 )
             worker = self._workers[device]
             worker.begin(work)
@@ -111,6 +115,8 @@ class LocalRounds:
         work, out = self._round, list[ForSteps]()
         if work is None:
             return []
+        if work.collected:  # `LocalUpdates.collect` limits its time
+            return self._end_if_complete()
         taken_s, missing = now_s - self._began_s, self._working
         present = missing | self._parts.keys()
         for device in missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import EmbeddingWork, StageGraph, StepWork, SumName
@@ -93,11 +93,17 @@ class InnerState:
 
     Attributes:
         updates: number of updates in the optimizer moments.
+        joined: number of rounds of the run before the moments were new.
         arrays: for each trained parameter, its moments and, if devices keep errors, its error.
     """
 
     updates: int
+    joined: int
     arrays: Mapping[SumName, Mapping[str, StageArray]]
+
+
+DeviceKey: TypeAlias = tuple[str, int | None]
+"""A device's name and its `Session.identity`, with which saved states find their device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +117,12 @@ class RoundWork:
         updates: for each trained parameter, the change since the beginning of the last round, as
             arrays by the graph input of `ExchangeWork.added`.
         scalars: returns the coefficients of an optimizer step, given the index of the local step in
-            the round and the number of previous updates of the device's moments.
+            the round, the number of previous updates of the device's moments, and the number of
+            rounds before these moments were new.
         returned: the trained parameters whose differences devices return.
         overlap: number of local steps before a device adds `updates`, and number of local steps
             after it has computed the difference.
-        states: maps a device name to saved states. A device with this name that lacks the model
+        states: maps a device to its saved states. If this device lacks the model, it
             removes the first state and begins with it, instead of with new moments.
         collected: dtype in which devices return their `InnerState`, and do nothing else. The state
             is from the end of the last round, or from its beginning if the round is incomplete.
@@ -127,10 +134,10 @@ class RoundWork:
     steps: Mapping[int, Sequence[Sequence[MicroBatch]]]
     weights: Mapping[SumName, StageArray]
     updates: Mapping[SumName, Mapping[str, StageArray]]
-    scalars: Callable[[int, int], Sequence[StageArray]]
+    scalars: Callable[[int, int, int], Sequence[StageArray]]
     returned: Sequence[SumName]
     overlap: tuple[int, int] = (0, 0)
-    states: Mapping[str, list[InnerState]] = field(default_factory=dict)
+    states: Mapping[DeviceKey, list[InnerState]] = field(default_factory=dict)
     collected: str = ""
     token: object = field(default_factory=object)
 
@@ -146,6 +153,8 @@ class RoundPart:
         compute_s: computation time of the local steps in seconds, as reported by the device.
         flops: floating-point operations of the local steps.
         updates: number of updates in the device's optimizer moments.
+        joined: number of rounds before these moments were new.
+        identity: see `Session.identity`.
     """
 
     device: int
@@ -157,6 +166,8 @@ class RoundPart:
     compute_s: float
     flops: int
     updates: int = 0
+    joined: int = 0
+    identity: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cleave import graph_names as names
 from cleave.planner.stages.model import Keep, PlannedStage
-from cleave.scheduler.rounds.work import LocalModel, MicroBatch, RoundPart, RoundWork
+from cleave.scheduler.rounds.work import DeviceKey, LocalModel, MicroBatch, RoundPart, RoundWork
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.device_arrays import row_pieces
@@ -38,6 +38,7 @@ class LocalWorker(StageDevice):
         round: number of the last round that the device began.
         updates: number of updates in the device's optimizer moments.
         began: number of updates in the moments when the round began.
+        joined: number of rounds before the moments were new.
         steps: the local steps of this round that have not been requested.
         pending: the requests of local steps that the device has not finished.
         done: the requests of finished local steps.
@@ -47,13 +48,13 @@ class LocalWorker(StageDevice):
     """
 
     def __init__(
-        self, device: int, name: str, ids: Names, model: LocalModel, memory_bytes: int
+        self, device: int, key: DeviceKey, ids: Names, model: LocalModel, memory_bytes: int
     ) -> None:
         super().__init__(device, ids, model.step)
-        self.name = name
+        self.name, self.identity = self._key = key
         self.model = model
         self.memory_bytes = memory_bytes
-        self.round = self.updates = self.began = 0
+        self.round = self.updates = self.began = self.joined = 0
         self.steps: deque[Sequence[MicroBatch]] = deque()
         self.pending: list[StageRequest] = []
         self.done: list[StageRequest] = []
@@ -93,10 +94,11 @@ class LocalWorker(StageDevice):
         """Send the weights and all other arrays. The device fills new moments with zeros."""
         self.end_snapshot()
         self.start_over()
-        states = work.states.get(self.name)
+        states = work.states.get(self._key)
         state = states.pop(0) if states else None
         self._updates = dict.fromkeys(self._resident.arrays, 0)
         self.updates = state.updates if state is not None else 0
+        self.joined = state.joined if state is not None else work.number - 1
         model, step, weights = self.model, self.work, work.weights
         request = self._request(RequestKind.LOCAL)
         for key, one in self._resident.parameters.items():
@@ -223,7 +225,7 @@ class LocalWorker(StageDevice):
         for number, batch in enumerate(batches):
             self._pass(request, batch, number)
             self.tokens += batch.tokens
-        scalars = work.scalars(request.batch, self.updates)
+        scalars = work.scalars(request.batch, self.updates, self.joined)
         given = [self._put(each) for each in scalars]
         if self.model.clip is not None:
             given = self._clipped(request, given, scalars)
@@ -330,5 +332,5 @@ class LocalWorker(StageDevice):
         flops = sum(request.flops for request in self.done)
         return RoundPart(
             self.device, self.name, len(self.done), self.tokens, losses, difference,
-            self.compute_s, flops, self.updates,
+            self.compute_s, flops, self.updates, self.joined, self.identity,
         )  # fmt: skip

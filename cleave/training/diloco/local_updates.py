@@ -7,7 +7,7 @@ With several fragments or overlap, rounds are those of Streaming DiLoCo (arXiv 2
 exchanges one fragment of the model, and devices continue with their steps while weights travel.
 
 A checkpoint contains the optimizer moments of devices if their upload is a small part of the time.
-A device of the same name continues with them after `--resume`.
+A device with the same name and the same credential continues with them after `--resume`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from cleave.planner.local_updates import ExchangeKind, Rounds, planned_steps
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler.counters import FleetCounters
 from cleave.scheduler.rounds.shares import bounded_shares, outliers
-from cleave.scheduler.rounds.work import InnerState, RoundPart, RoundResult, RoundWork
+from cleave.scheduler.rounds.work import (
+    DeviceKey,
+    InnerState,
+    RoundPart,
+    RoundResult,
+    RoundWork,
+)
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch
@@ -49,21 +55,23 @@ _PATIENCE_S: Final = 10.0  # additional time that devices have for it
 # Prefixes of tensors in a checkpoint, and the names of a device's arrays.
 _UNSEEN: Final = "optimizer.unseen."
 _INNER: Final = "optimizer.inner."
+# Attributes of `RoundPart` that a checkpoint keeps of a device.
+_META: Final = ("name", "identity", "updates", "joined")
 _INNER_NAMES: Final = (names.moment(0), names.moment(1), names.ERROR)
 
 
-def warm_up(updates: int, done: int) -> float:
-    """Return the factor of the learning rate for a device with newer moments than others.
+def warm_up(updates: int, joined: int) -> float:
+    """Return the factor of the learning rate for a device whose moments are newer than the run.
 
     Without it, the first steps with new moments are large, because AdamW divides a gradient by its
     own size. The number of steps is for a second beta of 0.95, by the rule of arXiv 1910.04209.
 
     Args:
         updates: number of updates in the device's moments.
-        done: local steps of the run before the present round. The factor is 1 for a device that
-            has done all of them.
+        joined: local steps of the run before these moments were new. If it is 0, the factor is 1,
+            as in the published algorithm.
     """
-    return min(1.0, (updates + 1) / (min(_WARM_UP, done) + 1))
+    return min(1.0, (updates + 1) / (min(_WARM_UP, joined) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +117,8 @@ class LocalUpdates:
         self._updates: Mapping[SumName, Mapping[str, StageArray]] = {}
         # The rounding error of the last change of each weight, to be added to the next change.
         self._unseen = {key: torch.zeros_like(t) for key, t in model.tensors.items()}
-        # From the last checkpoint, until a device of that name continues with them.
-        self._restored: dict[str, list[InnerState]] = {}
+        # From the last checkpoint, until their device continues with them.
+        self._restored: dict[DeviceKey, list[InnerState]] = {}
         self._collected: list[_Moments] = []  # for the next checkpoint
         self._collected_s = fleet.runtime.now()  # when devices last returned them
         self._there = True
@@ -154,14 +162,16 @@ class LocalUpdates:
             for device in drawn:
                 if number < steps[device]:
                     drawn[device].append(step())
-        model, done = self._model, (self._number - 1) * self.steps
+        model = self._model
         return RoundWork(
             model.work,
             self._number,
             {d: [model.micro_batches(list(one)) for one in given] for d, given in drawn.items()},
             {key: model.array_of(tensor, DType.FP32) for key, tensor in model.tensors.items()},
             self._updates,
-            lambda number, updates: model.scalars(rate(number) * warm_up(updates, done), updates),
+            lambda number, updates, joined: model.scalars(
+                rate(number) * warm_up(updates, joined * self.steps), updates
+            ),
             self._fragment,
             self._rounds.overlapped(len(steps)),
             self._restored,
@@ -238,7 +248,7 @@ class LocalUpdates:
         given_up_s = now_s + 2 * upload_s + _PATIENCE_S
         work = RoundWork(
             self._model.work, self._number, dict.fromkeys(devices, ()), {}, {},
-            lambda number, updates: (), (), collected=dtype.value,
+            lambda number, updates, joined: (), (), collected=dtype.value,
         )  # fmt: skip
         try:
             result = self._result(work, lambda: runtime.now() > given_up_s)
@@ -271,7 +281,8 @@ class LocalUpdates:
                 if not held.isfinite().all() or (what == names.moment(1) and held.min() < 0):
                     return None
                 found[key, what] = held.bfloat16() if dtype is DType.BF16 else held
-        return _Moments(part.name, part.updates, found)
+        meta = {name: getattr(part, name) for name in _META}
+        return _Moments(meta, found)
 
     def _apply(self, parts: Sequence[RoundPart]) -> Round:
         """Average the devices' differences, and change the weights."""
@@ -299,8 +310,8 @@ class LocalUpdates:
 
     def _rate(self, part: RoundPart) -> float:
         """Return the mean factor of a device's learning rate in the current round."""
-        done, first = (self._number - 1) * self.steps, part.updates - part.steps
-        return sum(warm_up(first + n, done) for n in range(part.steps)) / max(1, part.steps)
+        joined, first = part.joined * self.steps, part.updates - part.steps
+        return sum(warm_up(first + n, joined) for n in range(part.steps)) / max(1, part.steps)
 
     def _norm(self, part: RoundPart) -> float:
         squares = 0.0
@@ -352,7 +363,7 @@ class LocalUpdates:
 
     def meta(self) -> list[dict[str, Any]]:
         """Return the devices whose moments `tensors` returns, for a checkpoint."""
-        return [{"name": each.name, "updates": each.updates} for each in self._collected]
+        return [dict(each.meta) for each in self._collected]
 
     def load(
         self, tensors: Mapping[str, Tensor], meta: Sequence[Mapping[str, Any]], step: int
@@ -371,16 +382,15 @@ class LocalUpdates:
                 if (held := tensors.get(f"{_INNER}{number}.{what}.{model.names[key]}")) is not None:
                     arrays[key][what] = model.array_of(held.float(), DType.FP32)
             if all(len(found) == model.moments for found in arrays.values()):
-                state = InnerState(one["updates"], arrays)
-                self._restored.setdefault(one["name"], []).append(state)
+                state = InnerState(one["updates"], one["joined"], arrays)
+                self._restored.setdefault((one["name"], one["identity"]), []).append(state)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moments:
     """The optimizer moments of a device and, if devices keep errors, what it has not returned."""
 
-    name: str
-    updates: int
+    meta: Mapping[str, Any]
     tensors: Mapping[tuple[SumName, str], Tensor]
 
 
