@@ -244,7 +244,10 @@ class RejectionLog:
         self._open = False
         self._told.clear()
         if self._untold:
-            reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
+            reasons = "; ".join(
+                f"{'once' if n == 1 else f'{n:,} times'}: {what}"
+                for what, n in self._untold.most_common(5)
+            )
             total = sum(self._untold.values())
             self._untold.clear()
             self._write(f"{total:,} more ({reasons})")

@@ -14,6 +14,7 @@ from typer import Option
 
 from cleave.errors import UsageError
 from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import RunFolder
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, TABLE, ClusterOptions, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import counted, need_train_extra, not_empty, show_every_option, was_given
@@ -151,7 +152,7 @@ def train(
                 "to emulate devices instead, give --devices N"
             )
             resume = str(Path(resume).resolve()) if resume else ""
-        elif resume and Path(resume).is_dir():
+        elif resume and RunFolder(Path(resume)).config_path.is_file():
             display.note(
                 f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
                 f"emulated; to continue on a server, give --server @FILE"
@@ -269,7 +270,6 @@ def _here(
     from cleave.machine.sensors import PowerMeter, Sensors, hold_strips_well
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.records import DoneRecord, Record, StartRecord
-    from cleave.training.loop.run_folder import RunFolder
     from cleave.training.loop.start import JobRequest, JobRunner
     from cleave_cli.render.footprint import summary
     from emulator.run_meter import RunMeter
@@ -277,6 +277,7 @@ def _here(
     hold_strips_well()
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
+    asked.check_resumed(spec)
     members = options.members(spec.dtype, spec.seed)
     if searched and members:
         display.note(

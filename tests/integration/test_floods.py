@@ -269,4 +269,4 @@ def test_a_session_may_say_no_more_than_its_role_needs(notes: list[str]) -> None
     announced = [note for note in notes if " refused " in note and "announced a message" in note]
     assert len(announced) == 2  # the first, and the summary
     assert " refused 127.0.0.1: it announced a message of at least 1048576 bytes" in announced[0]
-    assert "1 times: it announced a message" in announced[1]
+    assert "once: it announced a message" in announced[1]

@@ -191,10 +191,10 @@ def refusals(notes: list[str], *reasons: str) -> tuple[list[str], int]:
     lines = [note for note in notes if any(reason in note for reason in reasons)]
     kinds = [re.sub(r"\d+", "…", reason) for reason in reasons]
     more = sum(
-        int(times.replace(",", ""))
+        1 if times == "once" else int(times.removesuffix(" times").replace(",", ""))
         for note in notes
         if re.search(r" refused [\d,]+ more \(", note)
-        for times, kind in re.findall(r"([\d,]+) times: ([^;)]*)", note)
+        for times, kind in re.findall(r"(once|[\d,]+ times): ([^;)]*)", note)
         if any(reason in kind for reason in kinds)
     )
     return [line for line in lines if " refused 127.0.0.1: " in line], more

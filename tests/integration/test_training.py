@@ -282,3 +282,9 @@ def test_several_servers_without_ray_say_what_to_install() -> None:
     done = here("train", "--model", "opt-nano", "--servers", "2")
     assert done.returncode == 2
     assert "pip install 'cleave-train[ray]'" in done.stderr
+
+
+def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    done = here("train", "--resume", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("cleave: there is no run folder")

@@ -78,6 +78,14 @@ def test_absurd_energy_is_marked_and_the_modelled_figure_used(absurd: float) -> 
     assert f"1 of 1 devices: {Gap.DOUBTED.value}" in answer["assumed"]  # type: ignore[operator]
 
 
+def test_a_device_on_the_servers_machine_uses_no_radio() -> None:
+    did = DeviceCounters(downlink_bytes=10**8, uplink_bytes=10**7, compute_s=40.0)
+    here = ({"address": "127.0.0.1"}, {"address": "192.0.2.1", "here": True})
+    for where, radio_j in (({"address": "192.0.2.1"}, 6.0), (here[0], 0.0), (here[1], 0.0)):
+        used = meter().used(session(counters=did, **where), 100.0)
+        assert used.energy_j == pytest.approx(6.75 * 40 + radio_j)
+
+
 def test_an_absurd_stranger_stays_unknown_and_is_marked() -> None:
     used = meter().used(session(profile="", telemetry={"energy_j": 1e9}), 100.0)
     assert (used.energy_j, used.basis, used.gaps) == (None, Basis.UNKNOWN, (Gap.DOUBTED,))

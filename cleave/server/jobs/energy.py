@@ -112,11 +112,12 @@ class EnergyMeter:
         known, rates = self._known(session), session.rates
         used = None
         if known is not None and rates is not None:
+            away = not _is_here(session)
             did = Activity(
                 now_s - session.opened_s,
                 session.counters.compute_s,
-                session.counters.downlink_bytes,
-                session.counters.uplink_bytes,
+                session.counters.downlink_bytes * away,
+                session.counters.uplink_bytes * away,
                 rates.downlink_bytes_per_s,
                 rates.uplink_bytes_per_s,
             )
@@ -255,9 +256,14 @@ class SessionWork:
         )
 
 
+def _is_here(session: Session) -> bool:
+    """Return whether the device runs on its server's machine, so that it uses no radio."""
+    return session.here or is_loopback_address(session.address)
+
+
 def _did(session: Session, now_s: float) -> SessionWork:
     counters, rates, radio_s = replace(session.counters), session.rates, 0.0
-    here = session.here or is_loopback_address(session.address)
+    here = _is_here(session)
     if rates is not None and not here:
         radio_s = counters.downlink_bytes / rates.downlink_bytes_per_s
         radio_s += counters.uplink_bytes / rates.uplink_bytes_per_s
