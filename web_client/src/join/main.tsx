@@ -133,11 +133,12 @@ function Page({ saved, kernel }: PageProps) {
       if (over) return; // a later question has a newer answer
       if (told !== null) setProject(told);
       setAsked(keys.join());
+      // A dead key stays dead, and the server counts each question about it as a failed attempt.
+      if (told !== null && isDead(told.key)) clearInterval(timer);
     };
     // While it is not connected there may be no server to ask.
     if (status === null || working || ended) void ask();
-    // Before the start, the link may expire or the training begin.
-    const asks = status === null || working;
+    const asks = working || status === null; // before the start, the link may expire
     const every_s = helping ? ASK_S : ASK_IDLE_S;
     const timer = asks ? setInterval(() => void ask(), 1000 * every_s) : undefined;
     return () => {
