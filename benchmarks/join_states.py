@@ -67,6 +67,7 @@ def main() -> None:
         operator = ("--server", str(address["operator_url"]), "--method", "tiles", "--json")
         _, records = stack.enter_context(started(*train, *operator, cwd=place))
         page.get_by_role("button", name="Start helping").click()
+        _reach(page, "working")
         for _ in range(STEPS):
             wait(records, "step")
         page.locator("[data-figure=share]").wait_for(timeout=PATIENCE_MS)

@@ -187,8 +187,13 @@ def test_a_used_code_and_what_is_missing_are_explained(
     browser: Browser, lasting: dict[str, Any]
 ) -> None:
     url = page_address(own_address(lasting))
-    with visit(browser) as first:
+    with visit(browser) as first, visit(browser) as early:
+        early.clock.install()
+        early.goto(url)
+        early.get_by_role("button", name="Start helping").wait_for()
         join(first, url)
+        early.clock.fast_forward(10_000)  # it asks every 10 seconds while its owner reads
+        early.get_by_role("heading", name="This link was used already").wait_for()
     with visit(browser) as second:
         second.goto(url)  # it is checked before the start
         used = second.get_by_role("heading", name="This link was used already")

@@ -48,7 +48,7 @@ export const DRAIN_S = 30;
 /** The longest wait between two tries. */
 export const LONGEST_WAIT_S = 60;
 
-/** A session that lasted this long was a success: waits start from a second again. */
+/** A session this long after its welcome was a success: waits start from a second again. */
 export const STEADY_S = 10;
 
 /**
@@ -80,6 +80,7 @@ export class Guest {
   #stopping = false;
   #drained = false; // whether we asked the session to end
   #failures = 0;
+  #welcomed_s = Infinity; // of this session; Infinity before its welcome
   #retries_at_s = 0;
   #wake: () => void = () => undefined;
   #notice: Notice = {
@@ -122,9 +123,9 @@ export class Guest {
         await this.#woken(null);
         continue;
       }
-      const began_s = this.clock.now_s();
+      this.#welcomed_s = Infinity;
       const ending = await this.#visit();
-      if (this.clock.now_s() - began_s >= STEADY_S) this.#failures = 0;
+      if (this.clock.now_s() - this.#welcomed_s >= STEADY_S) this.#failures = 0;
       if (this.#stopping || this.#pausedFor !== null || this.#drained) continue;
       if (ending.back_s === null) {
         this.#say(State.ENDED, ending.text, ending.code);
@@ -141,6 +142,7 @@ export class Guest {
 
   /** The PS has welcomed the session. */
   welcomed(): void {
+    this.#welcomed_s = this.clock.now_s();
     this.#say(State.WORKING, "");
   }
 

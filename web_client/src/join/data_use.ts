@@ -96,14 +96,23 @@ export function readCap(cap: unknown): DataCap | null {
 export function overCap(cap: DataCap | null, used: number, now: Date): string | null {
   if (!cap || used < cap.bytes) return null;
   const limit = `Your limit of ${amount(cap.bytes)} ${EACH[cap.span]} is reached.`;
-  return `${limit} Helping continues ${nextSpan(cap.span, now)}, or with a higher limit.`;
+  return `${limit} Helping continues ${nextText(cap.span, now)}, or with a higher limit.`;
 }
 
-/** When the next span begins, for people. */
-function nextSpan(span: Span, now: Date): string {
-  if (span === Span.HOUR) return `at ${(now.getHours() + 1) % 24}:00`;
+/** When the next span begins. */
+function nextSpan(span: Span, now: Date): Date {
+  const [year, month, day] = [now.getFullYear(), now.getMonth(), now.getDate()];
+  if (span === Span.MONTH) return new Date(year, month + 1);
+  return span === Span.DAY
+    ? new Date(year, month, day + 1)
+    : new Date(year, month, day, now.getHours() + 1);
+}
+
+/** The same, for people. */
+function nextText(span: Span, now: Date): string {
+  const next = nextSpan(span, now);
+  if (span === Span.HOUR) return `at ${next.getHours()}:00`;
   if (span === Span.DAY) return "at midnight";
-  const next = new Date(now.getFullYear(), now.getMonth() + 1, 1);
   return `on ${next.toLocaleDateString("en-GB", { day: "numeric", month: "long" })}`;
 }
 
@@ -114,9 +123,15 @@ export function amount(bytes: number): string {
     .replace(". ", " ");
 }
 
-/** How long an amount of data lasts, for people. */
-export function lasting(bytes: number, bytes_per_s: number): string {
-  const minutes = Math.max(0, bytes) / bytes_per_s / 60;
+/** How long the rest of a limit lasts, for people; null if the next span begins before. */
+export function lasting(
+  { bytes, span }: DataCap,
+  used: number,
+  bytes_per_s: number,
+  now: Date,
+): string | null {
+  const minutes = Math.max(0, bytes - used) / bytes_per_s / 60;
+  if (60_000 * minutes > nextSpan(span, now).getTime() - now.getTime()) return null;
   if (minutes < 1.5) return "about a minute";
   if (minutes < 90) return `about ${Math.round(minutes)} minutes`;
   return `about ${Math.round(minutes / 60)} hours`;
@@ -142,6 +157,8 @@ export class DataMeter {
     this.#visit = { bytes: 0, flops: 0 };
     this.#worked = null;
     this.#visit_s = 0;
+    // Another tab may have counted since this page was opened.
+    this.#counted = { ...this.#counted, ...this.saved.dataUse() };
   }
 
   /** Time in which the device worked since it started. */

@@ -127,16 +127,24 @@ function Page({ saved, kernel }: PageProps) {
   const ended = status?.notice.state === State.ENDED;
   const keys = Object.values(saved.keys(invitation) ?? {}).filter((key) => key !== "");
   useEffect(() => {
+    let over = false;
     const ask = async () => {
       const told = await askProject(keys);
+      if (over) return; // a later question has a newer answer
       if (told !== null) setProject(told);
       setAsked(keys.join());
+      // A dead key stays dead, and the server counts each question about it as a failed attempt.
+      if (told !== null && isDead(told.key)) clearInterval(timer);
     };
     // While it is not connected there may be no server to ask.
     if (status === null || working || ended) void ask();
-    if (!working) return undefined;
-    const timer = setInterval(() => void ask(), 1000 * (helping ? ASK_S : ASK_IDLE_S));
-    return () => clearInterval(timer);
+    const asks = working || status === null; // before the start, the link may expire
+    const every_s = helping ? ASK_S : ASK_IDLE_S;
+    const timer = asks ? setInterval(() => void ask(), 1000 * every_s) : undefined;
+    return () => {
+      over = true;
+      clearInterval(timer);
+    };
   }, [working, helping, ended, status === null, keys.join()]);
   useEffect(() => {
     document.title = `Lend this ${thing}${project.title ? ` to ${project.title}` : ""}`;
@@ -274,7 +282,7 @@ function Page({ saved, kernel }: PageProps) {
           key: project.key,
           alone,
         }}
-        share={shareOfToday(today.flops, project, new Date())}
+        share={shareOfToday(today.flops, project, new Date(), helping)}
         today={today}
         flops_per_s={flopsPerSecond(samples)}
         bytes_per_s={bytes_per_s}

@@ -50,8 +50,8 @@ export function readProject(answer: unknown): Project {
     about: text(about),
     training: {
       state: text(state),
-      devices: amount(devices),
-      bytes_per_device_s: amount(bytes_per_device_s),
+      devices: finite(devices),
+      bytes_per_device_s: finite(bytes_per_device_s),
     },
     key: Object.values(Key).find((each) => each === key) ?? Key.UNTOLD,
     hours,
@@ -99,8 +99,14 @@ async function ask(key: string): Promise<Project | null> {
  * This device's share of what all devices computed since midnight, for people; "" if unknown.
  *
  * @param flops of this device, since midnight
+ * @param helps whether it has work now
  */
-export function shareOfToday(flops: number, { hours, training }: Project, now: Date): string {
+export function shareOfToday(
+  flops: number,
+  { hours, training }: Project,
+  now: Date,
+  helps: boolean,
+): string {
   const midnight = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime();
   const today = hours.filter(([hour]) => hour * HOUR_MS >= midnight);
   const all = today.reduce((sum, [, each]) => sum + each, 0);
@@ -108,8 +114,9 @@ export function shareOfToday(flops: number, { hours, training }: Project, now: D
   const percent = Math.round(Math.min(100, (100 * flops) / all)); // the server's counts may be older
   if (percent < 1) return "You did less than 1 % of today's training.";
   if (percent < 100) return `You did ${percent} % of today's training.`;
-  const alone = training.state === "running" && training.devices === 1;
-  return alone ? "You are the only helper right now." : "You did all of today's training.";
+  return helps && training.devices === 1
+    ? "You are the only helper right now."
+    : "You did all of today's training.";
 }
 
 function fields(value: unknown): { readonly [name: string]: unknown } {
@@ -120,7 +127,7 @@ function text(value: unknown): string {
   return typeof value === "string" ? value : "";
 }
 
-function amount(value: unknown): number | null {
+function finite(value: unknown): number | null {
   return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
 

@@ -19,7 +19,7 @@ import {
   WHEN,
 } from "./data_use";
 import type { Thing } from "./names";
-import type { Project } from "./project";
+import { type Project, UNKNOWN } from "./project";
 import type { Contribution } from "./saved";
 import { kernelText, KERNELS, needsCode, type Said, said, type Situation } from "./words";
 
@@ -142,8 +142,9 @@ export function Ready(props: ReadyProps) {
         ) : null}
         {project.title === "" ? (
           <p>
-            Somebody asks this {thing} to help train an AI model. They did not say who they are. The
-            link leads to <strong>{host}</strong>.
+            Somebody asks this {thing} to help train an AI model.
+            {project === UNKNOWN ? "" : " They did not say who they are."} The link leads to{" "}
+            <strong>{host}</strong>.
           </p>
         ) : (
           <p>
@@ -170,7 +171,7 @@ export function Ready(props: ReadyProps) {
             </li>
           )}
           {conditions.hidden ? null : <li>It also works while this page is not in front.</li>}
-          {project.training.state === "running" ? null : (
+          {project === UNKNOWN || project.training.state === "running" ? null : (
             <li>There is no training at the moment: it would wait for the next one.</li>
           )}
         </ul>
@@ -254,7 +255,8 @@ function dataUse(props: ReadyProps): string {
   }
   if (cap === null) said.push("Without a limit, it may use all that your plan has.");
   else {
-    const after = per_s ? `, at this rate in ${lasting(cap.bytes - used, per_s)}` : "";
+    const rest = per_s ? lasting(cap, used, per_s, new Date()) : null;
+    const after = rest === null ? "" : `, at this rate in ${rest}`;
     said.push(`It stops after ${amount(cap.bytes)} ${EACH[cap.span]}${after}: change that below.`);
   }
   if (thing !== "computer" && around.metered === null) {
@@ -409,6 +411,10 @@ export function Running(props: RunningProps) {
   const { headline, detail } = said(status, now);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
+  const rest =
+    cap === null || bytes_per_s === null
+      ? null
+      : lasting(cap.cap, cap.used, bytes_per_s, new Date());
   return (
     <>
       <section class="card stack" data-state={state} data-kernel={status.kernel?.name ?? ""}>
@@ -448,9 +454,7 @@ export function Running(props: RunningProps) {
         {state === State.WORKING && now.helps && bytes_per_s !== null ? (
           <p class="soft small" data-figure="use">
             It uses {perMinute(bytes_per_s)} now.
-            {cap === null
-              ? ""
-              : ` Your limit is reached in ${lasting(cap.cap.bytes - cap.used, bytes_per_s)}.`}
+            {rest === null ? "" : ` Your limit is reached in ${rest}.`}
           </p>
         ) : null}
         {over && !needsCode(code) ? (

@@ -97,7 +97,7 @@ export function deadKey(key: Key, title: string, thing: Thing): Said {
     default:
       return {
         headline: "This link does not work",
-        detail: `Perhaps a part of it is missing: open it again. Or ask ${who} for a new one.`,
+        detail: `Part of it may be missing. Open it again, or ask ${who} for a new one.`,
       };
   }
 }
@@ -128,8 +128,9 @@ function ready({ title, thing, training, helped }: Situation): Said {
         headline,
         detail: "It waits for its next part of the training. Keep this page open.",
       };
-    case "paused":
     case "queued":
+      return { headline, detail: "The training has not started yet. Keep this page open." };
+    case "paused":
       return { headline, detail: "The training is paused. Keep this page open." };
     case "done":
       if (!helped) break;

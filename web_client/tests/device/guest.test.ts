@@ -105,13 +105,19 @@ test("after a good connection the first wait is short, whatever failed before", 
     await settled();
     await clock.pass(seconds);
   }
+  await clock.pass(STEADY_S); // an answer that does not come is no success, however long it takes
+  latest().end(End.LOST);
+  await settled();
+  expect(guest.notice.retry_s).toBe(8);
+  await clock.pass(8);
+  guest.welcomed();
   await clock.pass(STEADY_S);
   latest().end(End.LOST);
   await settled();
   expect(guest.notice.retry_s).toBe(1);
 });
 
-test("a network that is back is tried at once, and then waits start anew", async () => {
+test("when the network returns, the device connects at once, and waits start from a second again", async () => {
   for (const seconds of [1, 2, 4]) {
     latest().end(End.LOST);
     await settled();

@@ -119,10 +119,32 @@ test("why an amount is refused is said, and that the old limit stays", () => {
 });
 
 test("how long a limit lasts is said in minutes or hours", () => {
-  expect(lasting(2e9, 5e6)).toBe("about 7 minutes");
-  expect(lasting(2e9, 5e9)).toBe("about a minute");
-  expect(lasting(-1, 5e9)).toBe("about a minute");
-  expect(lasting(2e9, 1e5)).toBe("about 6 hours");
+  const now = new Date(2026, 0, 31, 17);
+  const cap = { bytes: 3e9, span: Span.DAY };
+  expect(lasting(cap, 1e9, 5e6, now)).toBe("about 7 minutes");
+  expect(lasting(cap, 1e9, 5e9, now)).toBe("about a minute");
+  expect(lasting(cap, 4e9, 5e9, now)).toBe("about a minute");
+  expect(lasting(cap, 1e9, 1e5, now)).toBe("about 6 hours");
+});
+
+test("a limit that is not reached before its span ends has no time", () => {
+  const now = new Date(2026, 0, 31, 23, 30); // half an hour before the next hour, day and month
+  for (const span of Object.values(Span)) {
+    expect(lasting({ bytes: 29 * 60, span }, 0, 1, now)).toBe("about 29 minutes");
+    expect(lasting({ bytes: 31 * 60, span }, 0, 1, now)).toBeNull();
+  }
+  expect(lasting({ bytes: 1, span: Span.DAY }, 0, 0, now)).toBeNull();
+});
+
+test("a tab that starts counts on from what another tab used", () => {
+  const saved = new Saved(storage());
+  const [first, second] = [1, 2].map(() => new DataMeter(saved, () => new Date(2026, 0, 5)));
+  first!.begin();
+  first!.count(counts(3, 4), true);
+  first!.keep();
+  second!.begin();
+  second!.count(counts(1, 0), true);
+  expect(second!.of(Span.DAY).bytes).toBe(8);
 });
 
 test("time and operations of a day are counted while the device works", () => {

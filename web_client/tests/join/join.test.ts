@@ -141,13 +141,13 @@ test("a share of today's training counts the hours since midnight", () => {
   });
   const training = { state: "running", devices: 1, bytes_per_device_s: null };
   expect(project).toMatchObject({ title: "Ada's lab", about: "", training, key: Key.UNTOLD });
-  expect(shareOfToday(8, project, now)).toBe("You did 8 % of today's training.");
-  expect(shareOfToday(0.2, project, now)).toContain("less than 1 %");
-  expect(shareOfToday(120, project, now)).toBe("You are the only helper right now.");
-  const over = { ...project, training: { ...training, state: "done" } };
-  expect(shareOfToday(120, over, now)).toBe("You did all of today's training.");
-  expect(shareOfToday(0, project, now)).toBe("");
-  expect(shareOfToday(5, UNKNOWN, now)).toBe("");
+  expect(shareOfToday(8, project, now, true)).toBe("You did 8 % of today's training.");
+  expect(shareOfToday(0.2, project, now, true)).toContain("less than 1 %");
+  expect(shareOfToday(120, project, now, true)).toBe("You are the only helper right now.");
+  // A device that is paused does not help, though the job still runs.
+  expect(shareOfToday(120, project, now, false)).toBe("You did all of today's training.");
+  expect(shareOfToday(0, project, now, true)).toBe("");
+  expect(shareOfToday(5, UNKNOWN, now, true)).toBe("");
 });
 
 test("a reload goes on where the owner had started, in this tab only", () => {
