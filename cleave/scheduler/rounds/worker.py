@@ -48,10 +48,16 @@ class LocalWorker(StageDevice):
     """
 
     def __init__(
-        self, device: int, key: DeviceKey, ids: Names, model: LocalModel, memory_bytes: int
+        self,
+        device: int,
+        device_key: DeviceKey,
+        ids: Names,
+        model: LocalModel,
+        memory_bytes: int,
     ) -> None:
         super().__init__(device, ids, model.step)
-        self.name, self.identity = self._key = key
+        self.device_key = device_key
+        self.name, self.identity = device_key
         self.model = model
         self.memory_bytes = memory_bytes
         self.round = self.updates = self.began = self.joined = 0
@@ -94,7 +100,7 @@ class LocalWorker(StageDevice):
         """Send the weights and all other arrays. The device fills new moments with zeros."""
         self.end_snapshot()
         self.start_over()
-        states = work.states.get(self._key)
+        states = work.states.get(self.device_key)
         state = states.pop(0) if states else None
         self._updates = dict.fromkeys(self._resident.arrays, 0)
         self.updates = state.updates if state is not None else 0
