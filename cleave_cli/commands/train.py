@@ -277,7 +277,6 @@ def _here(
     hold_strips_well()
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # raises for an invalid job, before anything is started
-    asked.check_resumed(spec)
     members = options.members(spec.dtype, spec.seed)
     if searched and members:
         display.note(

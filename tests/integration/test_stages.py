@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -461,15 +462,21 @@ def test_what_a_process_with_the_weights_falsified_is_undone(
     corpus_file: Path,
     plain_losses: Callable[[JobSpec], list[float]],
 ) -> None:
-    """It falsifies all updates or one element. The losses in the end are those of plain PyTorch."""
+    """It falsifies all updates or one element. The losses in the end are those of plain PyTorch.
+
+    It joins again whenever it is quarantined. With the credential of all, nobody can know it.
+    """
     job = replace(stages_job(corpus_file, 8), schedule="constant", warmup_steps=1)
     plain = replace(job, method="local", checkpoint_every=4)
     ours = replace(plain, method="stages", state="devices", audit=1.0)
     said: list[str] = []
+    blamed: list[str] = []
 
     def heard(record: Record) -> None:
         if isinstance(record, NoteRecord):
             said.append(record.text)
+            if found := re.match(r"device (\d+) is quarantined: ", record.text):
+                blamed.append(server.live.manager.sessions[int(found[1])].name)
 
     run = RunFolder(tmp_path / "run")
     with (
@@ -477,12 +484,11 @@ def test_what_a_process_with_the_weights_falsified_is_undone(
         Processes(lambda _: server.url, 1, options),
     ):
         server.fleet.wait_for(1, WAIT_S)
-        (liar,) = server.live.manager.sessions
+        (liar,) = server.live.manager.sessions.values()
         with Processes(lambda _: server.url, 2):
             server.fleet.wait_for(3, WAIT_S)
             train(ours, run, TrainContext(server.fleet, heard))
-    assert any(note.startswith(f"device {liar} is quarantined: ") for note in said)
-    assert sum("is quarantined" in note for note in said) == 1
+    assert set(blamed) == {liar.name}
     assert any(note.startswith("going back to step ") for note in said)
     losses = [record["loss"] for record in run.records() if record["event"] == "step"]
     assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
