@@ -33,7 +33,7 @@ from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
-_MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
+MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
 _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 
@@ -155,7 +155,7 @@ class WholeModel:
             ),
             exchange=works,
             zeros=work.graph(zeros_graph()),
-            mixed=work.graph(mixed_graph(_MIXED)) if rounds.overlap else None,
+            mixed=work.graph(mixed_graph(MIXED)) if rounds.overlap else None,
             clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
             held_bytes=(2 + self.moments) * trained + frozen,
             working_bytes=max(passing, updating, exchanging),
