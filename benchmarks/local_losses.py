@@ -445,7 +445,7 @@ def settings_of(
     everies: Sequence[int], kinds: Sequence[ExchangeKind], streaming: Sequence[tuple[int, int]]
 ) -> list[Rounds]:
     """Return all combinations."""
-    return [Rounds(*each, *parts) for *each, parts in product(everies, kinds, streaming)]
+    return [Rounds(e, kind, *parts) for e, kind, parts in product(everies, kinds, streaming)]
 
 
 def name_of(rounds: Rounds) -> str:
