@@ -53,7 +53,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch, BatchLoader, validation_batches
-from cleave.training.diloco.local_updates import LocalUpdates, warm_up
+from cleave.training.diloco.local_updates import LocalUpdates
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import MIXED, WholeModel
 from cleave.training.loop.context import TrainContext
@@ -111,7 +111,7 @@ class Replicas:
         self._own = [self._parameters(number) for number in range(count)]
         self._optimizers = [self._optimizer(number) for number in range(count)]
         self.updates = [0] * count
-        self.joined = [0] * count  # steps before the moments of a replica were new
+        self.late = [False] * count  # as `LocalWorker.late`
         self._gradients = vmap(grad_and_value(self._loss))
 
     def _parameters(self, number: int) -> dict[str, nn.Parameter]:
@@ -138,10 +138,10 @@ class Replicas:
         for name, weight in weights.items():
             self.weights[name].mul_(kept).add_(weight.detach(), alpha=1 - kept)
 
-    def forget(self, number: int, done: int) -> None:
-        """Replace a replica by one with new moments, after `done` steps."""
+    def forget(self, number: int) -> None:
+        """Replace a replica by one that joins late."""
         self._optimizers[number] = self._optimizer(number)
-        self.updates[number], self.joined[number] = 0, done
+        self.updates[number], self.late[number] = 0, True
 
     def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
         """Do one local step on each replica. Return the losses before it."""
@@ -152,8 +152,10 @@ class Replicas:
             for name, parameter in own.items():
                 parameter.grad = gradients[name][number].contiguous()  # as fused updates need
             nn.utils.clip_grad_norm_(own.values(), 1.0)
+            if self.late[number] and not self.updates[number]:
+                estimate_moments(optimizer)
             for group in optimizer.param_groups:
-                group["lr"] = rate * warm_up(self.updates[number], self.joined[number])
+                group["lr"] = rate
             self.updates[number] += 1
             optimizer.step()
             optimizer.zero_grad()
@@ -171,6 +173,17 @@ class Replicas:
             self.weights[name].copy_(weight)
         for optimizer, held in zip(self._optimizers, optimizers, strict=True):
             optimizer.load_state_dict(held)
+
+
+def estimate_moments(optimizer: torch.optim.AdamW) -> None:
+    """Begin with the moments of a device that joins late, given its first gradients."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p] = {
+                "step": torch.tensor(1e9),  # needs no bias correction
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.full_like(p, float(p.grad.square().mean())),
+            }
 
 
 ReplicaState: TypeAlias = tuple[dict[str, Tensor], list[dict[str, Any]], list[int]]
@@ -215,9 +228,9 @@ class ReplicaFleet:
         rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
         return dict.fromkeys(range(self._replicas.count), rates)
 
-    def forget(self, number: int, done: int) -> None:
-        """Replace a device by a new one, after `done` steps."""
-        self._replicas.forget(number, done)
+    def forget(self, number: int) -> None:
+        """Replace a device by a new one."""
+        self._replicas.forget(number)
         self._errors = {key: e for key, e in self._errors.items() if key[0] != number}
 
     def begin_round(self, work: RoundWork) -> None:
@@ -263,7 +276,7 @@ class ReplicaFleet:
                 0.0,
                 0,
                 replicas.updates[device],
-                replicas.joined[device] // len(losses),
+                replicas.late[device],
             )
             for device in range(count)
             if device not in self.lost
@@ -271,7 +284,7 @@ class ReplicaFleet:
         self._result = RoundResult(parts, {})
         if not self.stays:
             for device in self.lost:
-                self.forget(device, work.number * len(losses))
+                self.forget(device)
 
     def next_outcome(self, timeout_s: float) -> RoundResult | None:
         return self._result
@@ -402,7 +415,7 @@ class Trial:
             fleet.stays = setting.stays
             if setting.killed and done >= setting.steps // 2 > done - every:
                 for device in range(setting.devices):
-                    fleet.forget(device, done)
+                    fleet.forget(device)
             updates.round(fleet.rate, step)
             if (done + every) % (setting.steps // 4) == 0 or (done + every == setting.steps):
                 found.append((done + every, self.loss()))
