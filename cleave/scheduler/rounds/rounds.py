@@ -18,7 +18,7 @@ class LocalRounds:
     """Manages rounds of local updates, one at a time.
 
     If a device leaves or fails, its work in the round is lost. A device that rejoins gets the
-    newest weights, and begins with new optimizer moments.
+    newest weights, and begins with new optimizer moments (see `LocalWorker.late`).
 
     Attributes:
         results: number of graph runs and fetches that devices have completed in all rounds.
