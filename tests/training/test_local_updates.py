@@ -299,6 +299,29 @@ def test_a_stopped_and_resumed_run_loses_as_the_published_algorithm_does(
     assert found == pytest.approx(wanted, rel=tolerance)
 
 
+def test_moments_are_those_before_an_incomplete_round_though_a_device_has_finished_it() -> None:
+    found = []
+    for stops in (False, True):
+        devices = [
+            replace(fast_link("a"), flops_per_s=4e8),
+            replace(fast_link("b"), flops_per_s=2.5e7),
+        ]
+        with emulated(devices) as fleet:
+            run = Run(small_model("llama"), fleet)
+            for _ in range(2):
+                run.round()
+            if stops:
+                run.stops = True
+                with pytest.raises(AbandonedError):
+                    run.round()
+            run.updates.collect()
+            found.append((run.updates.meta(), run.updates.tensors()))
+    assert [each["updates"] for each in found[0][0]] == [2 * EVERY, 2]
+    assert found[0][0] == found[1][0]
+    for name, tensor in found[0][1].items():
+        assert torch.equal(tensor, found[1][1][name])
+
+
 @pytest.mark.parametrize("exchange", ["fp32", nightly("int8")])
 def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
     corpus_file: Path, tmp_path: Path, exchange: str

@@ -142,15 +142,17 @@ class LocalWorker(StageDevice):
                 if self._keeps_inner:
                     self._snapshot[array] = now
 
-    def collect(self, dtype: str) -> bool:
-        """Request the moments from the end of the last round or, during a round, its beginning.
+    def collect(self, dtype: str, *, undone: bool) -> bool:
+        """Request the moments from the end of the last round.
 
-        A round in progress ends, and the device must start over with `begin`.
+        Args:
+            undone: whether to undo this round, because it did not end on all devices. The moments
+                are then from its beginning, and the device must start over with `begin`.
 
         Returns:
             Whether the device still has these moments. If so, `part` returns them once they arrive.
         """
-        if not self.is_finished:
+        if undone:
             if not self._keeps_inner or not self.round:
                 return False
             self.start_over()
