@@ -2,12 +2,13 @@
 
     python -m benchmarks.local_losses [--models opt-nano,llama-nano] [--seeds 0,1,2] [--warm 100]
                                       [--steps 400] [--every 10,50,200]
-                                      [--exchanges fp32,bf16,int8,sparse] [--plots FOLDER]
-                                      [--results FILE] [--quick]
+                                      [--exchanges fp32,bf16,int8,sparse] [--streaming 1:0,4:10]
+                                      [--plots FOLDER] [--results FILE] [--quick]
     python -m benchmarks.local_losses --disturbed [--every 10] [...]
 
 Eight devices and plain PyTorch train small models on equal numbers of tokens, from weights that
 plain PyTorch has trained for `--warm` steps. Prints held-out losses: means and ranges over seeds.
+`--streaming` has the numbers of fragments and of overlapping steps, as in Streaming DiLoCo.
 
 The devices are replicas in this process, whose local steps run in plain PyTorch, all at once. All
 else is the product: the graphs with which devices exchange weights, and the server's part.
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from benchmarks.common import machine
-from benchmarks.local_updates import parsed_kinds, parsed_numbers
+from benchmarks.local_updates import parsed_kinds, parsed_numbers, parsed_streaming
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.files import save_figure
@@ -52,9 +53,9 @@ from cleave.planner.plan import DeviceRates
 from cleave.scheduler.rounds.work import RoundPart, RoundResult, RoundWork
 from cleave.scheduler.stages.work import SumName
 from cleave.training.data.batches import Batch, BatchLoader, validation_batches
-from cleave.training.diloco.local_updates import LocalUpdates, warm_up
+from cleave.training.diloco.local_updates import LocalUpdates
 from cleave.training.diloco.outer import outer_optimizer
-from cleave.training.diloco.whole_model import WholeModel
+from cleave.training.diloco.whole_model import MIXED, WholeModel
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
@@ -76,7 +77,7 @@ class Setting:
 
     Attributes:
         steps: local steps of each device.
-        every: local steps between exchanges; 0 for exact training.
+        rounds: how often and in which form weights travel; None for exact training.
         devices: number of devices.
         outer: learning rate and momentum of the outer optimizer; rate 0 for the published one.
         lost: number of devices that are lost in every round.
@@ -85,8 +86,7 @@ class Setting:
     """
 
     steps: int
-    every: int = 0
-    exchange: ExchangeKind = ExchangeKind.FP32
+    rounds: Rounds | None = None
     devices: int = _DEVICES
     outer: tuple[float, float] = (0.0, 0.9)
     lost: int = 0
@@ -111,7 +111,7 @@ class Replicas:
         self._own = [self._parameters(number) for number in range(count)]
         self._optimizers = [self._optimizer(number) for number in range(count)]
         self.updates = [0] * count
-        self.joined = [0] * count  # steps before the moments of a replica were new
+        self.late = [False] * count  # as `LocalWorker.late`
         self._gradients = vmap(grad_and_value(self._loss))
 
     def _parameters(self, number: int) -> dict[str, nn.Parameter]:
@@ -133,15 +133,15 @@ class Replicas:
         logits = functional_call(self._model, dict(weights), (), given).logits
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin a round with the server's weights."""
-        for name, weight in self.weights.items():
-            weight.copy_(weights[name].detach()[None].expand_as(weight))
+    def load(self, weights: Mapping[str, Tensor], kept: float = 0.0) -> None:
+        """Load weights from the server, except for a part `kept` of the own weights."""
+        for name, weight in weights.items():
+            self.weights[name].mul_(kept).add_(weight.detach(), alpha=1 - kept)
 
-    def forget(self, number: int, done: int) -> None:
-        """Replace a replica by one with new moments, after `done` steps."""
+    def forget(self, number: int) -> None:
+        """Replace a replica by one that joins late."""
         self._optimizers[number] = self._optimizer(number)
-        self.updates[number], self.joined[number] = 0, done
+        self.updates[number], self.late[number] = 0, True
 
     def step(self, batches: Sequence[Batch], rate: float) -> Tensor:
         """Do one local step on each replica. Return the losses before it."""
@@ -152,8 +152,10 @@ class Replicas:
             for name, parameter in own.items():
                 parameter.grad = gradients[name][number].contiguous()  # as fused updates need
             nn.utils.clip_grad_norm_(own.values(), 1.0)
+            if self.late[number] and not self.updates[number]:
+                estimate_moments(optimizer)
             for group in optimizer.param_groups:
-                group["lr"] = rate * warm_up(self.updates[number], self.joined[number])
+                group["lr"] = rate
             self.updates[number] += 1
             optimizer.step()
             optimizer.zero_grad()
@@ -171,6 +173,17 @@ class Replicas:
             self.weights[name].copy_(weight)
         for optimizer, held in zip(self._optimizers, optimizers, strict=True):
             optimizer.load_state_dict(held)
+
+
+def estimate_moments(optimizer: torch.optim.AdamW) -> None:
+    """Begin with the moments of a device that joins late, given its first gradients."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p] = {
+                "step": torch.tensor(1e9),  # needs no bias correction
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.full_like(p, float(p.grad.square().mean())),
+            }
 
 
 ReplicaState: TypeAlias = tuple[dict[str, Tensor], list[dict[str, Any]], list[int]]
@@ -203,6 +216,7 @@ class ReplicaFleet:
         self.stays = False
         self.first: FirstRound | None = None
         self._result: RoundResult | None = None
+        self._due: Sequence[SumName] = list(whole.tensors)  # those that the server has changed
         self._errors: dict[tuple[int, SumName], Array] = {}
         graphs = {e.difference.model: e for e in whole.work.exchange.values()}
         self._graphs = {model: GraphSession(model) for model in graphs}
@@ -214,26 +228,41 @@ class ReplicaFleet:
         rates = DeviceRates(0, 1e6, 1e6, 1e9, memory_bytes=2**40)
         return dict.fromkeys(range(self._replicas.count), rates)
 
-    def forget(self, number: int, done: int) -> None:
-        """Replace a device by a new one, after `done` steps."""
-        self._replicas.forget(number, done)
+    def forget(self, number: int) -> None:
+        """Replace a device by a new one."""
+        self._replicas.forget(number)
         self._errors = {key: e for key, e in self._errors.items() if key[0] != number}
 
     def begin_round(self, work: RoundWork) -> None:
         whole, replicas = self._whole, self._replicas
-        count = replicas.count
-        if self.first is not None and work.number == 1:
+        count, steps = replicas.count, len(self.drawn) // replicas.count
+        # As in the product, a device adds the first change at once.
+        first, last = work.overlap if work.number > 1 else (0, work.overlap[1])
+        given = {whole.names[key]: whole.tensors[key] for key in self._due}
+        kept = MIXED if work.number > 1 and work.overlap != (0, 0) else 0.0
+        returned: list[dict[SumName, dict[str, list[bytes]]]] = []
+        losses: list[Tensor] = []
+
+        def exchange() -> None:
+            for device in range(count):
+                returned.append({key: self._difference(device, key) for key in work.returned})
+
+        if self.first is not None and work.number == 1 and not last:
             replicas.restore(self.first[0])
             losses = self.first[1]
         else:
-            replicas.load({whole.names[key]: t for key, t in whole.tensors.items()})
-            steps = len(self.drawn) // count
-            losses = [
-                replicas.step(self.drawn[n * count : (n + 1) * count], self.rate(n))
-                for n in range(steps)
-            ]
+            for number in range(steps):
+                if number == first:
+                    replicas.load(given, kept)
+                if number == steps - last:
+                    exchange()
+                batches = self.drawn[number * count : (number + 1) * count]
+                losses.append(replicas.step(batches, self.rate(number)))
             if work.number == 1:
                 self.first = replicas.state(), losses
+        if not last:
+            exchange()
+        self._due = work.returned
         self.drawn.clear()
         tokens = len(losses) * _BATCH * _SEQ
         parts = [
@@ -243,11 +272,11 @@ class ReplicaFleet:
                 len(losses),
                 tokens,
                 {(n, 0): _payload(one[device], DType.FP32) for n, one in enumerate(losses)},
-                {key: self._difference(device, key) for key in whole.tensors},
+                returned[device],
                 0.0,
                 0,
                 replicas.updates[device],
-                replicas.joined[device] // len(losses),
+                replicas.late[device],
             )
             for device in range(count)
             if device not in self.lost
@@ -255,7 +284,7 @@ class ReplicaFleet:
         self._result = RoundResult(parts, {})
         if not self.stays:
             for device in self.lost:
-                self.forget(device, work.number * len(losses))
+                self.forget(device)
 
     def next_outcome(self, timeout_s: float) -> RoundResult | None:
         return self._result
@@ -310,7 +339,7 @@ class Trial:
         self._begin = {name: p.detach().clone() for name, p in self._model.named_parameters()}
         self._warmed = replicas.state()
         self._first: dict[tuple[int, int], FirstRound] = {}
-        self._wholes: dict[ExchangeKind, WholeModel] = {}
+        self._wholes: dict[Rounds, WholeModel] = {}
 
     def _save(self, replicas: Replicas) -> None:
         with torch.no_grad():
@@ -351,21 +380,22 @@ class Trial:
 
         `devices`: a fleet to use instead of replicas.
         """
-        loader = self._restart(setting.devices)
-        whole, rounds = self._wholes.get(setting.exchange), Rounds(setting.every, setting.exchange)
+        assert setting.rounds is not None
+        loader, rounds = self._restart(setting.devices), setting.rounds
+        whole, every = self._wholes.get(rounds), rounds.steps
         if whole is None:
             whole = WholeModel(
                 self._model, batch=_BATCH, seq=_SEQ, dtype=DType.FP32, rule=_RULE, clip=1.0,
                 rounds=rounds, progress=lambda what: None,
             )  # fmt: skip
-            self._wholes[setting.exchange] = whole
+            self._wholes[rounds] = whole
         fleet = ReplicaFleet(whole, Replicas(self._model, setting.devices))
-        fleet.first = self._first.get((setting.every, setting.devices))
+        fleet.first = self._first.get((every, setting.devices))
         trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         updates = LocalUpdates(
             whole,
             devices or cast("Fleet", fleet),  # which has what `LocalUpdates` uses
-            outer_optimizer(setting.exchange, setting.outer[0], setting.outer[1], trained),
+            outer_optimizer(rounds.exchange, setting.outer[0], setting.outer[1], trained),
             rounds,
             stop=lambda: False,
             note=print,
@@ -378,22 +408,20 @@ class Trial:
             fleet.drawn.append(batch)
             return [batch]
 
-        for done in range(0, setting.steps, setting.every):
+        for done in range(0, setting.steps, every):
             fleet.rate = partial(_rate, schedule, done)
-            number = done // setting.every
+            number = done // every
             fleet.lost = {(number + n) % setting.devices for n in range(setting.lost)}
             fleet.stays = setting.stays
-            if setting.killed and done >= setting.steps // 2 > done - setting.every:
+            if setting.killed and done >= setting.steps // 2 > done - every:
                 for device in range(setting.devices):
-                    fleet.forget(device, done)
+                    fleet.forget(device)
             updates.round(fleet.rate, step)
-            if (done + setting.every) % (setting.steps // 4) == 0 or (
-                done + setting.every == setting.steps
-            ):
-                found.append((done + setting.every, self.loss()))
+            if (done + every) % (setting.steps // 4) == 0 or (done + every == setting.steps):
+                found.append((done + every, self.loss()))
         updates.close()
         if fleet.first is not None:
-            self._first[setting.every, setting.devices] = fleet.first
+            self._first[every, setting.devices] = fleet.first
         return found
 
 
@@ -426,6 +454,20 @@ def show(name: str, runs: Sequence[Curve], exact: Sequence[Curve] = ()) -> None:
     print(f"{name:<34}{statistics.mean(last):>8.3f}  {spread:<16}{more:>8}", flush=True)
 
 
+def settings_of(
+    everies: Sequence[int], kinds: Sequence[ExchangeKind], streaming: Sequence[tuple[int, int]]
+) -> list[Rounds]:
+    """Return all combinations."""
+    return [Rounds(e, kind, *parts) for e, kind, parts in product(everies, kinds, streaming)]
+
+
+def name_of(rounds: Rounds) -> str:
+    """Return the name of a run."""
+    name = f"every {rounds.every}, {rounds.exchange.value}"
+    streams = rounds.overlap or rounds.fragments > 1
+    return f"{name}, {rounds.fragments}:{rounds.overlap}" if streams else name
+
+
 class Results:
     """The curves of runs, by model, run and seed. A file keeps them, so that no run is repeated.
 
@@ -450,7 +492,7 @@ class Results:
             trial = Trial(model, seed, self._warm) if missing else None
             for name, setting in missing.items():
                 assert trial is not None
-                run = trial.locally(setting) if setting.every else trial.exact(setting.steps)
+                run = trial.locally(setting) if setting.rounds else trial.exact(setting.steps)
                 self._found[model, name, seed] = run
                 if self._path is not None:
                     with self._path.open("a") as file:
@@ -467,14 +509,15 @@ def losses(
     steps: int,
     everies: Sequence[int],
     kinds: Sequence[ExchangeKind],
+    streaming: Sequence[tuple[int, int]],
     outer: tuple[float, float],
     plots: Path | None,
 ) -> None:
     """Print and draw held-out losses of exact training and of local updates."""
     for model in models:
         runs = {"exact": Setting(steps)} | {
-            f"every {every}, {kind.value}": Setting(steps, every, kind, outer=outer)
-            for every, kind in product(everies, kinds)
+            name_of(rounds): Setting(steps, rounds, outer=outer)
+            for rounds in settings_of(everies, kinds, streaming)
         }
         results.complete(model, runs)
         print(f"\n{model}, {_DEVICES} devices, {steps} steps of {_BATCH} x {_SEQ} tokens each")
@@ -486,10 +529,10 @@ def losses(
         panels = figure.subplots(1, len(everies), sharey=True, squeeze=False)[0]
         for every, panel in zip(everies, panels, strict=True):
             draw(panel, "exact", exact)
-            for kind in kinds:
-                name = f"every {every}, {kind.value}"
-                show(name, results.of(model, name), exact)
-                draw(panel, kind.value, results.of(model, name))
+            for rounds in settings_of([every], kinds, streaming):
+                found = results.of(model, name_of(rounds))
+                show(name_of(rounds), found, exact)
+                draw(panel, name_of(rounds).partition(", ")[2], found)
             panel.set(title=f"every {every} steps", xlabel="steps of each device")
         panels[0].set(ylabel=f"held-out loss of {model}")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -502,7 +545,7 @@ def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:
     """Draw the mean and the range of held-out losses of several seeds against the step."""
     steps = [step for step, _ in runs[0]]
     at = [[run[n][1] for run in runs] for n in range(len(steps))]
-    color, style = _LINES[name]
+    color, style = _LINES.get(name, (None, "-."))
     means = list(map(statistics.mean, at))
     panel.plot(steps, means, style, marker="o", markersize=3, label=name, color=color)
     panel.fill_between(steps, list(map(min, at)), list(map(max, at)), color=color, alpha=0.15)
@@ -519,7 +562,8 @@ def disturbed(
     for model in models:
         runs: dict[str, Setting] = {}
         for every, kind in product(everies, kinds):
-            calm, name = Setting(steps, every, kind, devices=10), f"every {every}, {kind.value}"
+            rounds = Rounds(every, kind)
+            calm, name = Setting(steps, rounds, devices=10), name_of(rounds)
             runs |= {
                 f"{name}, 10 devices": calm,
                 f"{name}, work of one lost": replace(calm, lost=1, stays=True),
@@ -545,6 +589,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=parsed_numbers, default=[0, 1, 2])
     parser.add_argument("--every", type=parsed_numbers, default=[10, 50, 200])
     parser.add_argument("--exchanges", type=parsed_kinds, default=list(ExchangeKind))
+    parser.add_argument("--streaming", type=parsed_streaming, default=[(1, 0)])
     parser.add_argument("--outer-lr", type=float, default=0.0)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--plots", type=Path, help="folder for one figure of each model")
@@ -562,7 +607,9 @@ def main() -> None:
     if options.disturbed:
         disturbed(*common)
     else:
-        losses(*common, (options.outer_lr, options.outer_momentum), options.plots)
+        losses(
+            *common, options.streaming, (options.outer_lr, options.outer_momentum), options.plots
+        )
 
 
 if __name__ == "__main__":

@@ -37,6 +37,29 @@ def zeros_graph() -> bytes:
     return _of_two("Sub", names.WEIGHT, names.WEIGHT, names.MOMENT)
 
 
+def estimate_graph(scalars: int) -> bytes:
+    """Return a graph that estimates AdamW's second moments from a parameter's first gradient.
+
+    The inputs are `GRADIENT`, and `SCALARS`, the coefficients of an optimizer step. The first
+    coefficient is the gradient's factor. All elements of the output `MOMENT` are the mean square of
+    the gradient times this factor.
+    """
+    nodes = [
+        Node("Split", [names.SCALARS, "sizes"], ["factor", "others"]),
+        Node("Mul", [names.GRADIENT, "factor"], ["g"]),
+        Node("Mul", ["g", "g"], ["squares"]),
+        Node("ReduceMean", ["squares"], ["mean"], {"keepdims": 1}),
+        Node("Sub", ["g", "g"], ["zeros"]),
+        Node("Add", ["zeros", "mean"], [names.MOMENT]),
+    ]
+    return written(
+        nodes,
+        {names.GRADIENT: _VECTOR, names.SCALARS: ArrayType([scalars])},
+        {names.MOMENT: _VECTOR},
+        {"sizes": np.array([1, scalars - 1], np.int64)},
+    )
+
+
 def clip_graph(scalars: int) -> bytes:
     """Return a graph that clips gradients by their norm, as `torch.nn.utils.clip_grad_norm_` does.
 

@@ -68,12 +68,12 @@ def adamw_graph() -> bytes:
 
 
 def adamw_scalars(
-    *, rate: float, decay: float, betas: tuple[float, float], eps: float, step: int, clip: float
+    *, rate: float, decay: float, betas: tuple[float, float], eps: float, step: float, clip: float
 ) -> Array:
     """Return the `SCALARS` of an AdamW step, shape (1, 8), fp32.
 
     Args:
-        step: number of this update, from 1.
+        step: number of this update, from 1; infinite if moments need no bias correction.
         clip: factor by which the gradients are multiplied.
     """
     root = 1 / math.sqrt(1 - betas[1] ** step)

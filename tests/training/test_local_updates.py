@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.local_losses import estimate_moments
 from cleave.arrays import DType, unpack
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
@@ -22,7 +23,7 @@ from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.scheduler.rounds.work import RoundPart
 from cleave.training.data.batches import Batch
 from cleave.training.diloco.exchange import returned
-from cleave.training.diloco.local_updates import LocalUpdates, warm_up
+from cleave.training.diloco.local_updates import LocalUpdates
 from cleave.training.diloco.outer import outer_optimizer
 from cleave.training.diloco.whole_model import WholeModel
 from cleave.training.loop.job import JobSpec, OptimizerKind
@@ -109,20 +110,31 @@ class Published:
 
     def __init__(self, model: nn.Module, workers: int, *, sparse: bool = False) -> None:
         self.model, self.sparse = model, sparse
-        self.replicas = [copy.deepcopy(model) for _ in range(workers)]
-        self.inner = []
-        for replica in self.replicas:
-            held = [p for p in replica.parameters() if p.requires_grad]
-            groups = [
-                {"params": [p for p in held if p.ndim > 1], "weight_decay": 0.1},
-                {"params": [p for p in held if p.ndim <= 1], "weight_decay": 0.0},
-            ]
-            self.inner.append(torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95)))
+        self.replicas: list[nn.Module] = []
+        self.inner: list[torch.optim.AdamW] = []
+        self.late: set[torch.optim.AdamW] = set()  # those without a first gradient
+        for _ in range(workers):
+            self._join()
         trained = [p for p in model.parameters() if p.requires_grad]
         self.errors = [[torch.zeros_like(p.data) for p in trained] for _ in range(workers)]
         self.outer = torch.optim.SGD(trained, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
         if sparse:
             self.outer = torch.optim.SGD(trained, 1.0)
+
+    def _join(self) -> None:
+        replica = copy.deepcopy(self.model)
+        held = [p for p in replica.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in held if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in held if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.replicas.append(replica)
+        self.inner.append(torch.optim.AdamW(groups, RATE, betas=(0.9, 0.95)))
+
+    def join_late(self) -> None:
+        """Add a worker whose moments begin with its first gradients. This is not published."""
+        self._join()
+        self.late.add(self.inner[-1])
 
     def local_step(self, batches: Sequence[Batch]) -> list[float]:
         """Do the local steps of all replicas in turns. Return the losses before them."""
@@ -134,6 +146,9 @@ class Published:
             loss = loss_of(replica, batch)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
+            if inner in self.late:
+                self.late.remove(inner)
+                estimate_moments(inner)
             inner.step()
             losses.append(float(loss.detach()))
         return losses
@@ -284,6 +299,29 @@ def test_a_stopped_and_resumed_run_loses_as_the_published_algorithm_does(
     assert found == pytest.approx(wanted, rel=tolerance)
 
 
+def test_moments_are_those_before_an_incomplete_round_though_a_device_has_finished_it() -> None:
+    found = []
+    for stops in (False, True):
+        devices = [
+            replace(fast_link("a"), flops_per_s=4e8),
+            replace(fast_link("b"), flops_per_s=2.5e7),
+        ]
+        with emulated(devices) as fleet:
+            run = Run(small_model("llama"), fleet)
+            for _ in range(2):
+                run.round()
+            if stops:
+                run.stops = True
+                with pytest.raises(AbandonedError):
+                    run.round()
+            run.updates.collect()
+            found.append((run.updates.meta(), run.updates.tensors()))
+    assert [each["updates"] for each in found[0][0]] == [2 * EVERY, 2]
+    assert found[0][0] == found[1][0]
+    for name, tensor in found[0][1].items():
+        assert torch.equal(tensor, found[1][1][name])
+
+
 @pytest.mark.parametrize("exchange", ["fp32", nightly("int8")])
 def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
     corpus_file: Path, tmp_path: Path, exchange: str
@@ -303,27 +341,37 @@ def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
     assert [each["name"] for each in meta["meta"]["inner"]] == ["a", "b"]
 
 
-def test_a_late_device_warms_up_and_others_do_not() -> None:
-    assert warm_up(0, 0) == warm_up(3, 0) == 1  # as published, also on slow devices
-    assert [warm_up(updates, 100) for updates in (0, 19, 40, 99)] == [1 / 41, 20 / 41, 1, 1]
-    assert [warm_up(updates, 10) for updates in (0, 9, 10)] == [1 / 11, 10 / 11, 1]
-
-
-def test_a_slow_device_that_was_there_from_the_beginning_does_not_warm_up() -> None:
-    with emulated([device("fast"), device("slow", 0.2)]) as fleet:
-        run = Run(small_model("llama"), fleet)
-        rates: list[float] = []
-        coefficients = run.updates._model.scalars
-        run.updates._model.scalars = lambda rate, updates: (  # type: ignore[method-assign]
-            rates.append(rate) or coefficients(rate, updates)  # type: ignore[func-returns-value]
-        )
-        for _ in range(3):
-            run.round()
-        assert set(rates) == {RATE}
-        fleet.runtime.join(device("late"))  # type: ignore[attr-defined]
-        fleet.runtime.wait_until(lambda: fleet.device_count == 3, 10.0)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_late_device_begins_with_moments_of_its_first_gradient(resumed: bool) -> None:
+    """A device joins in the second round. Or the run is resumed, so that all devices are late."""
+    model = small_model("llama")
+    published = Published(copy.deepcopy(model), 2)
+    devices = [replace(fast_link(name), downlink_bytes_per_s=1e9) for name in ("a", "b", "c")]
+    with emulated(devices[:2]) as fleet:
+        run = Run(model, fleet)
         run.round()
-    assert min(rates) == pytest.approx(RATE / (3 * EVERY + 1))
+        published.round(run.data.drawn)
+        if not resumed:
+            fleet.runtime.join(devices[2])  # type: ignore[attr-defined]
+            fleet.runtime.wait_until(lambda: fleet.device_count == 3, 10.0)
+            found = [run.round(), run.round()]
+    if resumed:
+        published.replicas, published.inner = [], []
+        with emulated(devices) as fleet:
+            data, tensors = run.data, run.updates.tensors()
+            run = Run(model, fleet)
+            run.data = data
+            run.updates.load(tensors, [], EVERY)
+            found = [run.round(), run.round()]
+    while len(published.replicas) < 3:
+        published.join_late()
+    drawn, each = run.data.drawn[2 * EVERY :], 3 * EVERY
+    assert run.notes == []
+    wanted = [published.round(drawn[:each]), published.round(drawn[each:])]
+    assert found == pytest.approx(wanted, rel=1e-4)
+    for name, parameter in model.named_parameters():
+        expected = published.model.get_parameter(name).detach()
+        assert float((parameter.detach() - expected).norm()) < 1e-3 * float(expected.norm()) + 1e-4
 
 
 def test_moments_continue_only_on_the_device_that_returned_them() -> None:
@@ -509,6 +557,7 @@ def test_a_device_with_the_stated_memory_is_enough(exchange: ExchangeKind) -> No
     memory_bytes = needed.held_bytes + needed.working_bytes
     with emulated([FleetDevice("small", 1e9, 1e6, 1e6, 0.01, memory_bytes)]) as fleet:
         run = Run(model, fleet, exchange)
+        run.updates._number = 1  # a device that joins late also estimates moments
         for _ in range(2):
             run.round()
     assert run.notes == []

@@ -18,7 +18,7 @@ class LocalRounds:
     """Manages rounds of local updates, one at a time.
 
     If a device leaves or fails, its work in the round is lost. A device that rejoins gets the
-    newest weights, and begins with new optimizer moments.
+    newest weights, and begins with new optimizer moments (see `LocalWorker.late`).
 
     Attributes:
         results: number of graph runs and fetches that devices have completed in all rounds.
@@ -58,6 +58,8 @@ class LocalRounds:
 
     def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
         """Begin a round on the devices in `work.steps` that are still connected."""
+        last = self._round
+        undone = last.steps.keys() if last is not None and not last.collected else ()
         self._round, self._began_s = work, now_s
         self._stepped_s, self._parts, self._finished_s, self._lost = {}, {}, {}, {}
         out: list[ForSteps] = []
@@ -71,7 +73,7 @@ class LocalRounds:
                 continue
             if work.collected:
                 if (held := self._workers.get(device)) is not None:
-                    has = held.collect(work.collected)
+                    has = held.collect(work.collected, undone=device in undone)
                     out += (
                         held.take() if has else self.leave(device, "it no longer has its moments")
                     )

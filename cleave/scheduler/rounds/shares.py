@@ -8,16 +8,19 @@ from statistics import median_low
 from typing import Final
 
 _MOST: Final = 4.0  # a difference above this multiple of the usual norm is scaled down and reported
+_SETTLED: Final = (
+    20  # rounds after which a device's norms are usual, also if the exchange is sparse
+)
 _LATE: Final = 1.25  # multiple of the others' time after which a device begins no more steps
 _GIVEN_UP: Final = 4.0  # multiple of the others' time after which the round ends without a device
 
 
 def bounded_shares(
-    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+    tokens: Mapping[int, int], norms: Mapping[int, float], ages: Mapping[int, float]
 ) -> dict[int, float]:
     """Return the weight of each device's difference in the average.
 
-    A weight is proportional to the device's number of tokens and its learning rate. A difference
+    A weight is proportional to the device's number of tokens. A difference
     whose norm is far above the usual one is scaled down, so a single device cannot move the average
     far. A difference that is not finite has no weight. Without such differences, the weights add up
     to 1.
@@ -25,41 +28,47 @@ def bounded_shares(
     Args:
         tokens: the number of tokens that each device has trained on.
         norms: the norm of each device's difference.
-        rates: each device's mean learning-rate factor in the round; see `warm_up`.
+        ages: number of rounds since each device's moments were new.
     """
-    work = {device: tokens[device] * rates[device] for device in norms}
-    total = sum(work[device] for device, norm in norms.items() if math.isfinite(norm))
-    usual = _usual(tokens, norms, rates)
+    total = sum(tokens[device] for device, norm in norms.items() if math.isfinite(norm))
+    usual = _usual(tokens, norms, ages)
     return {
-        device: work[device] / total * min(1.0, _MOST * usual[device] / norm if norm else 1.0)
+        device: tokens[device] / total * min(1.0, _MOST * usual[device] / norm if norm else 1.0)
         for device, norm in norms.items()
         if math.isfinite(norm) and total
     }
 
 
 def outliers(
-    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+    tokens: Mapping[int, int], norms: Mapping[int, float], ages: Mapping[int, float]
 ) -> set[int]:
     """Return the devices whose difference is not finite, or far above the usual norm."""
-    usual = _usual(tokens, norms, rates)
+    usual = _usual(tokens, norms, ages)
     return {d for d, norm in norms.items() if not norm <= _MOST * usual[d] or math.isinf(norm)}
 
 
 def _usual(
-    tokens: Mapping[int, int], norms: Mapping[int, float], rates: Mapping[int, float]
+    tokens: Mapping[int, int], norms: Mapping[int, float], ages: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return the usual norm for each device's number of tokens, at the full learning rate.
+    """Return the usual norm for each device's number of tokens.
 
     Independent steps move weights by about the square root of their number, so the usual norm is
     the median of norms divided by the square root of tokens. With two devices, the smaller value is
-    used. A low learning rate does not lower a device's limit, because new moments make large steps.
+    used.
+
+    A device with new moments returns less, above all if the exchange is sparse. So that others are
+    not unusual if most devices are new, the median of the older ones counts instead if it is
+    larger, up to `_MOST` times the median of all.
     """
-    relative = [
-        norm / (math.sqrt(tokens[device]) * rates[device])
+    relative = {
+        device: norm / math.sqrt(tokens[device])
         for device, norm in norms.items()
         if math.isfinite(norm) and tokens[device]
-    ]
-    usual = median_low(relative) if relative else 0.0
+    }
+    usual = median_low(relative.values()) if relative else 0.0
+    settled = min(_SETTLED, max(ages.values(), default=0) / 2)
+    if older := [each for device, each in relative.items() if ages[device] >= settled]:
+        usual = max(usual, min(median_low(older), _MOST * usual))
     return {device: usual * math.sqrt(tokens[device]) for device in norms}
 
 

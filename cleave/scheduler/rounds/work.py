@@ -61,6 +61,8 @@ class LocalModel:
             device continues with the server's weight.
         clip: graph that clips gradients by scaling an update's coefficients; None if gradients are
             not clipped.
+        estimate: graph that estimates second moments from the first gradient, on devices that join
+            late; None if the optimizer has no second moments.
         held_bytes: size of all arrays that stay on a device, in bytes.
         working_bytes: further memory for a micro-batch, without retained activations.
         activations_bytes: size of all retained activations of a micro-batch.
@@ -72,6 +74,7 @@ class LocalModel:
     zeros: StageGraph
     mixed: StageGraph | None
     clip: StageGraph | None
+    estimate: StageGraph | None
     held_bytes: int
     working_bytes: int
     activations_bytes: int
@@ -93,12 +96,12 @@ class InnerState:
 
     Attributes:
         updates: number of updates in the optimizer moments.
-        joined: number of rounds of the run before the moments were new.
+        late: whether the moments began after the first round of the run; see `LocalWorker.late`.
         arrays: for each trained parameter, its moments and, if devices keep errors, its error.
     """
 
     updates: int
-    joined: int
+    late: bool
     arrays: Mapping[SumName, Mapping[str, StageArray]]
 
 
@@ -117,8 +120,8 @@ class RoundWork:
         updates: for each trained parameter, the change since the beginning of the last round, as
             arrays by the graph input of `ExchangeWork.added`.
         scalars: returns the coefficients of an optimizer step, given the index of the local step in
-            the round, the number of previous updates of the device's moments, and the number of
-            rounds before these moments were new.
+            the round, the number of previous updates of the device's moments, and
+            `InnerState.late`.
         returned: the trained parameters whose differences devices return.
         overlap: number of local steps before a device adds `updates`, and number of local steps
             after it has computed the difference.
@@ -134,7 +137,7 @@ class RoundWork:
     steps: Mapping[int, Sequence[Sequence[MicroBatch]]]
     weights: Mapping[SumName, StageArray]
     updates: Mapping[SumName, Mapping[str, StageArray]]
-    scalars: Callable[[int, int, int], Sequence[StageArray]]
+    scalars: Callable[[int, int, bool], Sequence[StageArray]]
     returned: Sequence[SumName]
     overlap: tuple[int, int] = (0, 0)
     states: Mapping[DeviceKey, list[InnerState]] = field(default_factory=dict)
@@ -153,7 +156,7 @@ class RoundPart:
         compute_s: computation time of the local steps in seconds, as reported by the device.
         flops: floating-point operations of the local steps.
         updates: number of updates in the device's optimizer moments.
-        joined: number of rounds before these moments were new.
+        late: see `InnerState.late`.
         identity: see `Session.identity`.
     """
 
@@ -166,7 +169,7 @@ class RoundPart:
     compute_s: float
     flops: int
     updates: int = 0
-    joined: int = 0
+    late: bool = False
     identity: int | None = None
 
 

@@ -21,6 +21,7 @@ from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     RequestKind,
+    StageGraph,
     StageOrder,
     StageRequest,
     SumName,
@@ -38,7 +39,9 @@ class LocalWorker(StageDevice):
         round: number of the last round that the device began.
         updates: number of updates in the device's optimizer moments.
         began: number of updates in the moments when the round began.
-        joined: number of rounds before the moments were new.
+        late: whether the moments began after the first round of the run. Before the first update
+            of such moments, the second are estimated from the first gradient. With zeros, the first
+            steps would be large, because AdamW divides a gradient by its own size.
         steps: the local steps of this round that have not been requested.
         pending: the requests of local steps that the device has not finished.
         done: the requests of finished local steps.
@@ -60,7 +63,8 @@ class LocalWorker(StageDevice):
         self.name, self.identity = device_key
         self.model = model
         self.memory_bytes = memory_bytes
-        self.round = self.updates = self.began = self.joined = 0
+        self.round = self.updates = self.began = 0
+        self.late = False
         self.steps: deque[Sequence[MicroBatch]] = deque()
         self.pending: list[StageRequest] = []
         self.done: list[StageRequest] = []
@@ -104,7 +108,7 @@ class LocalWorker(StageDevice):
         state = states.pop(0) if states else None
         self._updates = dict.fromkeys(self._resident.arrays, 0)
         self.updates = state.updates if state is not None else 0
-        self.joined = state.joined if state is not None else work.number - 1
+        self.late = state.late if state is not None else work.number > 1
         model, step, weights = self.model, self.work, work.weights
         request = self._request(RequestKind.LOCAL)
         for key, one in self._resident.parameters.items():
@@ -138,15 +142,17 @@ class LocalWorker(StageDevice):
                 if self._keeps_inner:
                     self._snapshot[array] = now
 
-    def collect(self, dtype: str) -> bool:
-        """Request the moments from the end of the last round or, during a round, its beginning.
+    def collect(self, dtype: str, *, undone: bool) -> bool:
+        """Request the moments from the end of the last round.
 
-        A round in progress ends, and the device must start over with `begin`.
+        Args:
+            undone: whether to undo this round, because it did not end on all devices. The moments
+                are then from its beginning, and the device must start over with `begin`.
 
         Returns:
             Whether the device still has these moments. If so, `part` returns them once they arrive.
         """
-        if not self.is_finished:
+        if undone:
             if not self._keeps_inner or not self.round:
                 return False
             self.start_over()
@@ -231,14 +237,17 @@ class LocalWorker(StageDevice):
         for number, batch in enumerate(batches):
             self._pass(request, batch, number)
             self.tokens += batch.tokens
-        scalars = work.scalars(request.batch, self.updates, self.joined)
+        scalars = work.scalars(request.batch, self.updates, self.late)
         given = [self._put(each) for each in scalars]
+        estimate = self.model.estimate if self.late and not self.updates else None
         if self.model.clip is not None:
             given = self._clipped(request, given, scalars)
         # Update the largest parameter last, when all other gradients have been dropped.
-        by_size = sorted(request.sums.items(), key=lambda each: self._sizes[each[1]])
-        request.sums = dict(by_size)
-        self.update_with(request, given)
+        for key, gradient in sorted(request.sums.items(), key=lambda each: self._sizes[each[1]]):
+            if estimate is not None:
+                self._estimate(request, key, estimate, gradient, given[0])
+            request.sums = {key: gradient}
+            self.update_with(request, given)
         for each in scalars:
             if each in self._sent:
                 self._forget(each)
@@ -284,6 +293,19 @@ class LocalWorker(StageDevice):
             made.append(found[names.updated(names.SCALARS)])
         self.drop([squares])
         return made
+
+    def _estimate(
+        self, request: StageRequest, key: SumName, graph: StageGraph, gradient: int, scalars: int
+    ) -> None:
+        """Replace the zeros in a parameter's second moments by an estimate."""
+        nbytes = self._resident.parameters[key].weight.nbytes
+        moment = self._inner[key][names.moment(1)]
+        zeros = self._sent.pop(moment)
+        if self._snapshot.get(moment) != zeros:
+            self.drop([zeros])
+        feed = {names.GRADIENT: gradient, names.SCALARS: scalars}
+        found = self._run(request, graph, feed, {names.MOMENT: nbytes}, 0)
+        self._sent[moment] = found[names.MOMENT]
 
     def _difference(self, work: RoundWork) -> StageRequest:
         """Prepare a request for the differences of the current weights from the server's last ones.
@@ -338,5 +360,5 @@ class LocalWorker(StageDevice):
         flops = sum(request.flops for request in self.done)
         return RoundPart(
             self.device, self.name, len(self.done), self.tokens, losses, difference,
-            self.compute_s, flops, self.updates, self.joined, self.identity,
+            self.compute_s, flops, self.updates, self.late, self.identity,
         )  # fmt: skip

@@ -49,29 +49,14 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.optimizer import update_rule
 
 INNER: Final = "inner"  # key of the devices with moments in a checkpoint's metadata
-_WARM_UP: Final = 40  # local steps until a device with new moments has the full learning rate
 _COLLECTING: Final = 0.1  # largest part of the time in which devices return moments
 _PATIENCE_S: Final = 10.0  # additional time that devices have for it
 # Prefixes of tensors in a checkpoint, and the names of a device's arrays.
 _UNSEEN: Final = "optimizer.unseen."
 _INNER: Final = "optimizer.inner."
 # Attributes of `RoundPart` that a checkpoint keeps of a device.
-_META: Final = ("name", "identity", "updates", "joined")
+_META: Final = ("name", "identity", "updates", "late")
 _INNER_NAMES: Final = (names.moment(0), names.moment(1), names.ERROR)
-
-
-def warm_up(updates: int, joined: int) -> float:
-    """Return the factor of the learning rate for a device whose moments are newer than the run.
-
-    Without it, the first steps with new moments are large, because AdamW divides a gradient by its
-    own size. The number of steps is for a second beta of 0.95, by the rule of arXiv 1910.04209.
-
-    Args:
-        updates: number of updates in the device's moments.
-        joined: local steps of the run before these moments were new. If it is 0, the factor is 1,
-            as in the published algorithm.
-    """
-    return min(1.0, (updates + 1) / (min(_WARM_UP, joined) + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +154,8 @@ class LocalUpdates:
             {d: [model.micro_batches(list(one)) for one in given] for d, given in drawn.items()},
             {key: model.array_of(tensor, DType.FP32) for key, tensor in model.tensors.items()},
             self._updates,
-            lambda number, updates, joined: model.scalars(
-                rate(number) * warm_up(updates, joined * self.steps), updates
+            lambda number, updates, late: model.scalars(
+                rate(number), math.inf if late else updates
             ),
             self._fragment,
             self._rounds.overlapped(len(steps)),
@@ -248,7 +233,7 @@ class LocalUpdates:
         given_up_s = now_s + 2 * upload_s + _PATIENCE_S
         work = RoundWork(
             self._model.work, self._number, dict.fromkeys(devices, ()), {}, {},
-            lambda number, updates, joined: (), (), collected=dtype.value,
+            lambda number, updates, late: (), (), collected=dtype.value,
         )  # fmt: skip
         try:
             result = self._result(work, lambda: runtime.now() > given_up_s)
@@ -293,8 +278,8 @@ class LocalUpdates:
         for part in parts:
             if part.compute_s:
                 self._flops_per_s[part.device] = part.flops / part.compute_s
-        rates = {part.device: self._rate(part) for part in parts}
-        shares, unusual = bounded_shares(tokens, norms, rates), outliers(tokens, norms, rates)
+        ages = {part.device: part.updates / max(1, part.steps) for part in parts}
+        shares, unusual = bounded_shares(tokens, norms, ages), outliers(tokens, norms, ages)
         used = sum(tokens[device] for device in shares)
         loss = sum(losses[d] * tokens[d] for d in shares) / used if used else math.nan
         check_loss(loss)
@@ -307,11 +292,6 @@ class LocalUpdates:
                 )
         self._updates = {key: self._change(key, parts, shares) for key in self._fragment}
         return Round(loss, used)
-
-    def _rate(self, part: RoundPart) -> float:
-        """Return the mean factor of a device's learning rate in the current round."""
-        joined, first = part.joined * self.steps, part.updates - part.steps
-        return sum(warm_up(first + n, joined) for n in range(part.steps)) / max(1, part.steps)
 
     def _norm(self, part: RoundPart) -> float:
         squares = 0.0
@@ -382,7 +362,7 @@ class LocalUpdates:
                 if (held := tensors.get(f"{_INNER}{number}.{what}.{model.names[key]}")) is not None:
                     arrays[key][what] = model.array_of(held.float(), DType.FP32)
             if all(len(found) == model.moments for found in arrays.values()):
-                state = InnerState(one["updates"], one["joined"], arrays)
+                state = InnerState(one["updates"], one["late"], arrays)
                 self._restored.setdefault((one["name"], one["identity"]), []).append(state)
 
 

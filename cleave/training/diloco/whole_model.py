@@ -14,7 +14,7 @@ from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.calls import OutsideLayers
 from cleave.graphs.embedding_graph import embedding_graphs
-from cleave.graphs.exchange_graphs import clip_graph, mixed_graph, zeros_graph
+from cleave.graphs.exchange_graphs import clip_graph, estimate_graph, mixed_graph, zeros_graph
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
@@ -33,7 +33,7 @@ from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
-_MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
+MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
 _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 
@@ -128,7 +128,7 @@ class WholeModel:
         largest = max(tensor.numel() for tensor in keys.values())
         update = work.graph(update_graph(rule))
         given = dict.fromkeys(update.inputs, largest)
-        given[names.SCALARS] = self.scalars(0.0, 0)[0].columns
+        scalars = given[names.SCALARS] = self.scalars(0.0, 0)[0].columns
         # The largest parameter is updated last, when the other gradients are gone.
         updating = _FP32 * largest * (1 + len(update.outputs)) + peak_bytes(update, given)
         works = {key: self.exchange.work(one.weight) for key, one in resident.items()}
@@ -155,8 +155,9 @@ class WholeModel:
             ),
             exchange=works,
             zeros=work.graph(zeros_graph()),
-            mixed=work.graph(mixed_graph(_MIXED)) if rounds.overlap else None,
-            clip=work.graph(clip_graph(self.scalars(0.0, 0)[0].columns)) if clip else None,
+            mixed=work.graph(mixed_graph(MIXED)) if rounds.overlap else None,
+            clip=work.graph(clip_graph(scalars)) if clip else None,
+            estimate=work.graph(estimate_graph(scalars)) if len(rule.moments) > 1 else None,
             held_bytes=(2 + self.moments) * trained + frozen,
             working_bytes=max(passing, updating, exchanging),
             activations_bytes=sum(sum(layer.activations.values()) for layer in layers) * batch,
@@ -170,12 +171,13 @@ class WholeModel:
         group = self._decays.index(self._rule.decay_of(tensor))
         return ResidentParameter(weight, tuple(moments), group)
 
-    def scalars(self, rate: float, updates: int) -> list[StageArray]:
+    def scalars(self, rate: float, updates: float) -> list[StageArray]:
         """Return the coefficients of a local step's updates, by group.
 
         Args:
             rate: the inner learning rate.
-            updates: number of updates that the device's moments have seen.
+            updates: number of updates that the device's moments have seen; infinite if they need
+                no bias correction.
         """
         clip = self._clip or 1.0  # `clip_graph` replaces the largest norm by a factor
         return [coefficients(self._rule, decay, rate, clip, updates + 1) for decay in self._decays]

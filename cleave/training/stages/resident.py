@@ -335,14 +335,16 @@ def update_graph(rule: UpdateRule) -> bytes:
     )
 
 
-def coefficients(rule: UpdateRule, decay: float, rate: float, clip: float, step: int) -> StageArray:
+def coefficients(
+    rule: UpdateRule, decay: float, rate: float, clip: float, step: float
+) -> StageArray:
     """Return the coefficients with which devices run an optimizer step.
 
     Args:
         decay: weight decay.
         rate: learning rate.
         clip: factor by which gradients are multiplied.
-        step: number of this update, from 1.
+        step: number of this update, from 1; infinite if moments need no bias correction.
     """
     if rule.kind is OptimizerKind.SGD:
         return floats(sgd_scalars(rate=rate, decay=decay, momentum=rule.momentum, clip=clip))
