@@ -140,7 +140,7 @@ class GroupedCommands(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             # Typer's own errors leave the value out: "Input should be a valid integer, ...".
-            found = getattr(error.__cause__, "errors", list)()
+            found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
             if found:
                 expected = error.message.removeprefix("Input ").partition(",")[0]
                 error.message = f"{found[0]['input']!r} {expected}."
