@@ -300,7 +300,7 @@ def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
         page.reload()
         limit.wait_for()
         assert limit.input_value() == "0.5"
-        assert "stops after 500 MB a day" in page.locator("[data-figure=use]").inner_text()
+        assert "stops after 500\u00a0MB a day" in page.locator("[data-figure=use]").inner_text()
         limit.fill("-7")
         start = page.get_by_role("button", name="Start helping")
         start.click()  # nothing starts with it

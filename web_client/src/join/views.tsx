@@ -261,7 +261,8 @@ function dataUse(props: ReadyProps): string {
   else {
     const rest = per_s ? lasting(cap, used, per_s, new Date()) : null;
     const after = rest === null ? "" : `, at this rate in ${rest}`;
-    said.push(`It stops after ${amount(cap.bytes)} ${EACH[cap.span]}${after}: change that below.`);
+    const most = amount(cap.bytes).replace(" ", "\u00a0");
+    said.push(`It stops after ${most} ${EACH[cap.span]}${after}: change that below.`);
   }
   if (thing !== "computer" && around.metered === null) {
     said.push("This browser does not tell mobile data from Wi‑Fi: make sure you are on Wi‑Fi.");
