@@ -26,9 +26,10 @@ def asked(url: str, *requests: tuple[str, dict[str, Any]]) -> list[dict[str, Any
 
     async def scenario() -> list[dict[str, Any]]:
         client = await OperatorClient.connect(url)
-        answers = [await client.request(action, arguments) for action, arguments in requests]
-        await client.close()
-        return answers
+        try:
+            return [await client.request(action, arguments) for action, arguments in requests]
+        finally:
+            await client.close()
 
     return asyncio.run(scenario())
 
