@@ -56,6 +56,8 @@ def main() -> None:
                         seen.page.get_by_text("(later)").wait_for(timeout=PATIENCE_MS)
                         row = seen.page.locator("table.jobs tbody tr").filter(has_text=log_of)
                         row.get_by_role("button", name="log").click(timeout=PATIENCE_MS)
+                        log = seen.page.get_by_role("heading", name="Log of")
+                        log.wait_for(timeout=PATIENCE_MS)  # the button has these words, too
                     good &= _take(seen, text, folder / f"{state}-{_screen(scheme, phone)}.png")
 
         take("no-token", "This page needs its token", bare)

@@ -187,10 +187,18 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
         OSError: if the file cannot be written.
         ValueError: if matplotlib does not support the file format.
     """
-    path = path if path.suffix else path.with_suffix(".png")
+    path = figure_file(path)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=dpi)
     write_output(path, drawn.getvalue())
+
+
+def figure_file(path: Path) -> Path:
+    """Return the path to which `save_figure` writes. Raise OSError if it cannot be written."""
+    if not path.suffix and not path.is_dir():
+        path = path.with_suffix(".png")
+    check_output(path)
+    return path
 
 
 def open_output(path: Path) -> FileIO:

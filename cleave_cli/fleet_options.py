@@ -104,15 +104,16 @@ def choose_fleet(
     if seed < 0:
         raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or size_in(fleet) or 0)  # check before the devices are created
+    check_number(size or size_in(fleet) or 0)  # check before the devices are created
     with usage_errors():
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found
-    _need_few(len(found))
+    check_number(len(found))
     return found
 
 
-def _need_few(devices: int) -> None:
+def check_number(devices: int) -> None:
+    """Raise UsageError if a fleet of this size is too large to emulate."""
     if devices > MAX_VIRTUAL:
         raise UsageError(
             f"{devices:,} devices are too many to emulate individually; use at most "

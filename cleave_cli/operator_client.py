@@ -81,6 +81,9 @@ class OperatorClient:
         Raises:
             CleaveError: if the server refuses the request or the connection is lost.
         """
+        for name, value in arguments.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise UsageError(f"{name} is {value}; give a number below {2**63:,}")
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:

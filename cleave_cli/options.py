@@ -14,6 +14,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from cleave.errors import UsageError, not_installed
+from cleave.files import figure_file
 from cleave.transport.addresses import is_loopback
 
 
@@ -45,6 +46,18 @@ def writes(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot write {path}: {reason}") from None
+
+
+def check_plot(path: Path) -> None:
+    """Raise UsageError if a figure cannot be saved to `path`, before anything is computed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise not_installed("--plot", "matplotlib", "train") from None
+    with writes(path):
+        suffix, known = figure_file(path).suffix[1:], Figure().canvas.get_supported_filetypes()
+        if suffix not in known:
+            raise ValueError(f"{suffix!r} is no format of figures; use one of {', '.join(known)}")
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
@@ -120,6 +133,18 @@ class GroupedCommands(TyperGroup):
         for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a subcommand. The error for an invalid option names the option's value."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            # Typer's own errors leave the value out: "Input should be a valid integer, ...".
+            found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+            if found:
+                expected = error.message.removeprefix("Input ").partition(",")[0]
+                error.message = f"{found[0]['input']!r} {expected}."
+            raise
 
 
 def few_options(common: Set[str]) -> type[TyperCommand]:

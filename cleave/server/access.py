@@ -498,8 +498,8 @@ class Access:
             raise UsageError(f"a join code cannot be for {uses} devices; give 1 to {MAX_USES}")
         if not 0 < life_s <= MAX_LIFE_S:
             raise UsageError(
-                f"a join code cannot be valid for {life_s:g} s; give up to {MAX_LIFE_S / 60:.0f} "
-                f"minutes"
+                f"a join code cannot be valid for {life_s / 60:g} minutes; give more than 0, up to "
+                f"{MAX_LIFE_S / 60:.0f}"
             )
         text, now_s = new_code(self._choose), self._clocks.wall()
         record = self.store.add_code(

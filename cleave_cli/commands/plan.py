@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from cleave.errors import UsageError, choice_of
-from cleave_cli.options import Json, counted
+from cleave_cli.options import Json, check_plot, counted
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_MOST_SIDE = 2**31  # of a GEMM; larger sizes overflow the planner's integers
 _MOST_TOKENS = 2**18  # maximum tokens per step in the search for the crossing
 
 
@@ -127,6 +128,8 @@ def plan(
     counts = _server_counts(servers)
     if counts and (gemm or crossing or plot is not None):
         raise UsageError("--servers cannot be combined with --gemm, --crossing or --plot")
+    if plot is not None:
+        check_plot(plot)
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
     sharded = memory == "sharded"
@@ -399,6 +402,6 @@ def _sides(text: str) -> tuple[int, int, int]:
     except ValueError:
         raise UsageError(f"--gemm is {text!r}; give M,N,K, such as 4096,4096,4096") from None
     for name, side in (("M", m), ("N", n), ("K", k)):
-        if side < 1:
-            raise UsageError(f"{name} of --gemm is {side}; give 1 or more")
+        if not 1 <= side <= _MOST_SIDE:
+            raise UsageError(f"{name} of --gemm is {side}; give 1 to {_MOST_SIDE:,}")
     return m, n, k

@@ -214,6 +214,8 @@ def serve(
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port is {port}; give 1 to {2**16 - 1}, or 0 for any free port")
     if not 0 <= ps_gbit < math.inf:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     if not 0 <= ps_watts < math.inf:

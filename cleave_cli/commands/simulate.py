@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from cleave.errors import UsageError, not_installed
-from cleave_cli.options import Json, writes
+from cleave.errors import UsageError
+from cleave_cli.options import Json, check_plot, writes
 from cleave_cli.render.sweep import Churn, show_sweep
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
@@ -101,6 +101,8 @@ def simulate(
             raise UsageError(f"{option} is {amount}; give 0 or more")
     if not 0 < utilisation <= 1:
         raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
+    if plot is not None:
+        check_plot(plot)
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
@@ -151,7 +153,10 @@ def simulate(
     else:
         show_sweep(rows, churn, title)
     if plot is not None:
-        _draw(plot, rows, title)
+        from cleave_cli.render.plots import save_sweep
+
+        with writes(plot):
+            save_sweep(plot, rows, title)
 
 
 @contextmanager
@@ -223,12 +228,3 @@ def _record(row: Row, churn: Churn) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    try:
-        from cleave_cli.render.plots import save_sweep
-    except ImportError:
-        raise not_installed("--plot", "matplotlib", "train") from None
-    with writes(path):
-        save_sweep(path, rows, title)

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from typer import Argument, Option
 
 from cleave.errors import CleaveError, UsageError
+from cleave_cli.fleet_options import check_number
 from cleave_cli.options import Json, need_train_extra, not_empty
 from cleave_cli.render.text import printable, say
 
@@ -68,6 +69,7 @@ def use(
     if server:
         _on_server(server, request, report)
         return
+    check_number(devices)
 
     def told(record: Record) -> None:
         report(to_dict(record))
@@ -227,10 +229,10 @@ def chat(
     """
     need_train_extra("cleave chat")
     from cleave.training.results.trained import open_trained
-    from cleave.training.results.uses import Generation
+    from cleave.training.results.uses import Generation, UseRequest
 
     wanted = Generation("-", tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
-    wanted.check()
+    UseRequest(str(model), step, generate=wanted).check()
     trained = open_trained(model, step)
     typed = sys.stdin.isatty()
     if typed:

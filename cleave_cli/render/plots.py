@@ -13,7 +13,6 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from cleave.errors import not_installed
 from cleave.files import save_figure
 from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import counted, writes
@@ -22,8 +21,6 @@ from simulator.method import Outcome
 from simulator.sweep import Row
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from cleave.planner.forecast import Crossing
     from cleave.planner.plan import Plan
     from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
@@ -45,10 +42,6 @@ _BARS: Final = ("downlink", "processor", "uplink")
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise not_installed("--plot", "matplotlib", "train") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

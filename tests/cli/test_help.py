@@ -37,6 +37,17 @@ def test_each_command_takes_a_short_option_for_help(name: str) -> None:
     assert done.output.startswith("Usage: ")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--batch", "abc"], ["plan", "--every", "0"], ["jobs", "logs", "x", "--last", "-4"]],
+)
+def test_an_invalid_value_is_named(arguments: list[str]) -> None:
+    *_, option, value = arguments
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert re.search(f"{option}'.*: '?{value}'? (should be|is not)", done.output)
+
+
 def test_the_help_of_a_setting_names_all_its_choices() -> None:
     for name, setting in JobSpec.settings().items():
         for choice in setting.choices or ():

@@ -74,6 +74,8 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"port": -1}, "--port is -1; give 1 to 65535, or 0"),
+        ({"port": 65536}, "--port is 65536; give"),
         ({"ps_gbit": -1.0}, "--ps-gbit is -1; give"),
         ({"ps_gbit": math.nan}, "--ps-gbit is nan; give"),
         ({"ps_watts": math.inf}, "--ps-watts is inf; give"),

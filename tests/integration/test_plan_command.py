@@ -286,7 +286,11 @@ def test_rows_say_what_the_document_does() -> None:
         (("--gemm", "4,4,4", "--fleet", "nowhere.toml"), "nowhere.toml"),
         (("--gemm", "4,4,4", "--stragglers", "2"), "share of stragglers is 2.0"),
         ((*SMALL, "--batch", "0"), "batch is 0"),
+        (("--gemm", f"1,{10**30},1"), f"N of --gemm is {10**30}; give 1 to"),
         (("--gemm", "4,4,4", "--fleet", "paper-2", "--plot", "no/where.png"), "no/where.png"),
+        ((*SMALL, "--plot", "no/where.png"), "the folder no does not exist"),
+        ((*SMALL, "--plot", "plan.banana"), "'banana' is no format of figures; use one of"),
+        ((*SMALL, "--plot", "."), "cannot write .: Is a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -26,9 +26,10 @@ def asked(url: str, *requests: tuple[str, dict[str, Any]]) -> list[dict[str, Any
 
     async def scenario() -> list[dict[str, Any]]:
         client = await OperatorClient.connect(url)
-        answers = [await client.request(action, arguments) for action, arguments in requests]
-        await client.close()
-        return answers
+        try:
+            return [await client.request(action, arguments) for action, arguments in requests]
+        finally:
+            await client.close()
 
     return asyncio.run(scenario())
 
@@ -65,3 +66,5 @@ def test_viewers_may_only_look_and_operators_are_told_where(tmp_path: Path) -> N
         assert printed == [{"url": f"{told['url'].partition('#')[0]}#c={app.operator_token}"}]
         with pytest.raises(CleaveError, match="it is not a viewer's token"):
             asked(url_of(server, "guess"))
+        with pytest.raises(UsageError, match=f"uses is {10**30}; give a number below"):
+            asked(server.operator_url, ("pair", {"uses": 10**30}))

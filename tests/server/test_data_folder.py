@@ -54,5 +54,5 @@ def test_the_operators_url_is_there_while_the_server_is(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CleaveError, match="--data"):
+    with pytest.raises(CleaveError, match=r"cannot be used \(File exists\); .*--data"):
         DataFolder(tmp_path / "file")

@@ -428,6 +428,9 @@ def test_owners_of_devices_are_told_what_a_device_moves_now(
     assert overview.training() == Training("running", 1, 4e6)
     fleet.join(2)
     assert overview.training() == Training("running", 2, 2e6)
+    alone = to_dict(dataclasses.replace(_a_step(), method="local", traffic=Traffic()))
+    job.records += 5 * [alone]
+    assert overview.training() == Training("running", 2, 0)  # the server alone is faster
     overview.combine = lambda answer, question: answer  # other servers have devices, too
     assert overview.training() == Training("running", None)
     job.state, queue.running = JobState.DONE, None

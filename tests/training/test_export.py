@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 from cleave.training.data.tokenizer import default_tokenizer
 from cleave.training.loop.checkpoint import load_latest
 from cleave.training.loop.context import TrainContext
@@ -24,6 +24,7 @@ from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 from tests.training.runs import nightly, save_tokenizer
+from tests.training.test_checkpoint import full_disk
 
 pytestmark = pytest.mark.slow
 
@@ -209,6 +210,8 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
         export_run(run, tmp_path / "out", step=7)
     with pytest.raises(UsageError, match="--dtype is 'int3'"):
         export_run(run, tmp_path / "out", dtype="int3")
+    with full_disk(50_000), pytest.raises(CleaveError, match="free some space there"):
+        export_run(run, tmp_path / "out")
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").touch()

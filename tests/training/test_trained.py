@@ -335,6 +335,8 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
         (["eval", str(tmp_path), "--choices", str(path)], "is not a question"),
         (["generate", str(run.path), "--prompt", "x", "--top-p", "0"], "--top-p is 0"),
         (["generate", str(run.path), "--prompt", "x", "--seed", "-1"], "--seed is -1; give"),
+        (["generate", str(run.path), "--prompt", "x", "--tokens", str(10**30)], "--tokens is 1000"),
+        (["generate", str(run.path), "--prompt", "x", "--devices", str(10**30)], "too many to em"),
         (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step needs a run"),
     ):
         done = CliRunner().invoke(app, command)

@@ -300,7 +300,7 @@ def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
         page.reload()
         limit.wait_for()
         assert limit.input_value() == "0.5"
-        assert "stops after 500 MB a day" in page.locator("[data-figure=use]").inner_text()
+        assert "stops after 500\u00a0MB a day" in page.locator("[data-figure=use]").inner_text()
         limit.fill("-7")
         start = page.get_by_role("button", name="Start helping")
         start.click()  # nothing starts with it
@@ -340,6 +340,18 @@ def test_a_device_without_work_is_ready_and_does_not_help(
         assert figure(page, "share") == "You did all of today's training."
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("heading", name="Stopped. Thank you!").wait_for(timeout=PATIENCE_MS)
+
+
+def test_a_device_is_told_that_the_training_runs_without_it(
+    browser: Browser, tmp_path: Path, corpus_file: Path
+) -> None:
+    with server(tmp_path) as place, visit(browser) as page:
+        join(page, page_address(own_address(place)))
+        command = (*training(corpus_file, 10**6, "opt-nano"), "--method", "local")
+        with started(*command, "--server", place["operator_url"]) as (_, lines):
+            wait_for_event(lines, "step")
+            page.get_by_text("The training runs without helpers").wait_for(timeout=PATIENCE_MS)
+            assert page.get_by_role("heading", name="This computer is ready").is_visible()
 
 
 def test_a_start_without_a_server_is_tried_again_until_it_is_back(

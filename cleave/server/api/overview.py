@@ -126,7 +126,7 @@ class Training:
             jobs.
         devices: number of connected devices; None if other servers have devices, too.
         bytes_per_device_s: data that one of them moves per second of training, in both directions;
-            None if unknown.
+            0 if the server trains alone; None if unknown.
     """
 
     state: str = ""
@@ -285,7 +285,8 @@ class Overview:
         if job is None:
             return Training(devices=devices)
         per_s = _bytes_per_s(job.records) if job.is_running else None
-        return Training(job.state.value, devices, per_s / devices if per_s and devices else None)
+        each = per_s / devices if per_s is not None and devices else None
+        return Training(job.state.value, devices, each)
 
     def energy(self) -> EnergySums:
         """Return the energy totals of this server's devices, including ended sessions."""

@@ -115,4 +115,7 @@ def default_folder() -> Path:
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:
-    return CleaveError(f"{path} cannot be used ({error}); repair it, or give --data another folder")
+    reason = getattr(error, "strerror", None) or error  # an OSError's text names the path again
+    return CleaveError(
+        f"{path} cannot be used ({reason}); repair it, or give --data another folder"
+    )

@@ -100,7 +100,7 @@ class RunFolder:
         """Raise UsageError if `name` is not a valid folder name, or already exists in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
-                f"{name!r} is not a valid run name: use visible characters without slashes."
+                f"--name is {name!r}; give a name of visible characters, without slashes"
             )
         if (root / name).exists():
             raise _taken(root / name)

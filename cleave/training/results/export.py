@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cleave.errors import DISTRIBUTION, CleaveError, UsageError
@@ -279,6 +280,12 @@ def _new_folder(into: Path) -> Iterator[Path]:
         raise UsageError(f"{error.holder} is already exporting to {str(into)!r}") from None
     except OSError as error:
         raise cannot_write(into, error) from error
+    except SafetensorError as error:  # its text has the number of the system's error
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise cannot_write(into, OSError(number, os.strerror(number))) from error
 
 
 def _remove_paths(folder: Path) -> None:

@@ -239,11 +239,12 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     seed: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
-        """Raise UsageError if the prompt is empty, or `top_p` or `seed` is out of range."""
+        """Raise UsageError if the prompt is empty, or a number is out of range."""
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a fraction above 0, up to 1")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
+        for option, number in (("--seed", self.seed), ("--tokens", self.tokens)):
+            if not 0 <= number < 2**63:
+                raise UsageError(f"{option} is {number}; give a number from 0 to 2**63 - 1")
         if not self.prompt:
             raise UsageError("the prompt is empty; give --prompt TEXT, or text on stdin")
 

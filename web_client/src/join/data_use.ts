@@ -64,7 +64,7 @@ const MOST_GIGABYTES = 1000;
 /** Gigabytes as a person typed them; null for anything that is no limit. */
 export function readGigabytes(typed: string): number | null {
   const value = numberOf(typed);
-  return value >= LEAST_GIGABYTES && value <= MOST_GIGABYTES ? value : null;
+  return value !== null && value >= LEAST_GIGABYTES && value <= MOST_GIGABYTES ? value : null;
 }
 
 /** Why what a person typed is no limit, for people. */
@@ -72,17 +72,17 @@ export function refusedGigabytes(typed: string, cap: DataCap): string {
   const value = numberOf(typed);
   let why = `“${typed.trim()}” is not an amount.`;
   if (typed.trim() === "") why = "No amount is entered.";
-  else if (value > MOST_GIGABYTES)
+  else if (value !== null && value > MOST_GIGABYTES)
     why = `${typed.trim()} GB would be no limit: untick the box instead.`;
-  else if (value > 0) why = `${typed.trim()} GB is too little to help.`;
+  else if (value !== null) why = `${typed.trim()} GB is too little to help.`;
   const allowed = `Enter ${LEAST_GIGABYTES} to ${MOST_GIGABYTES} GB.`;
   return `${why} ${allowed} Until then, the limit stays ${amount(cap.bytes)} ${EACH[cap.span]}.`;
 }
 
-/** A number as a person typed it; 0 for anything else. */
-function numberOf(typed: string): number {
+/** A number as a person typed it; null for anything else. */
+function numberOf(typed: string): number | null {
   const text = typed.trim().replace(",", "."); // a phone's keyboard has the comma of its language
-  return /^(\d+\.?\d*|\.\d+)$/.test(text) ? Number(text) : 0;
+  return /^(\d+\.?\d*|\.\d+)$/.test(text) ? Number(text) : null;
 }
 
 /** A limit as it was kept; null where it is none. */

@@ -22,7 +22,7 @@ import {
   usedFragment,
 } from "./invitation";
 import { deviceName, type Thing } from "./names";
-import { askProject, isDead, shareOfToday, UNKNOWN } from "./project";
+import { askProject, isDead, runsAlone, shareOfToday, UNKNOWN } from "./project";
 import { bytesPerSecond, flopsPerSecond, helps, isTested, type Sample, withSample } from "./rates";
 import { type Contribution, Saved } from "./saved";
 import { ScreenLock, Sensors } from "./sensors";
@@ -279,6 +279,7 @@ function Page({ saved, kernel }: PageProps) {
           tested: isTested(samples),
           helped: today.seconds > 0,
           training: project.training.state,
+          runsAlone: runsAlone(project),
           key: project.key,
           alone,
         }}

@@ -19,7 +19,7 @@ export interface Training {
   readonly state: string;
   /** Devices that are connected now; null where that is not known. */
   readonly devices: number | null;
-  /** What one of them moves of data a second; null where that is not known. */
+  /** What one of them moves of data a second: 0 without work for them; null where unknown. */
   readonly bytes_per_device_s: number | null;
 }
 
@@ -60,6 +60,11 @@ export function readProject(answer: unknown): Project {
 
 /** Before the server has answered. */
 export const UNKNOWN: Project = readProject(null);
+
+/** Whether a training runs and gives its devices no work: its server computes alone. */
+export function runsAlone({ training }: Project): boolean {
+  return training.state === "running" && training.bytes_per_device_s === 0;
+}
 
 /** Whether a key admits nobody. */
 export function isDead(key: Key): boolean {

@@ -19,7 +19,7 @@ import {
   WHEN,
 } from "./data_use";
 import type { Thing } from "./names";
-import { type Project, UNKNOWN } from "./project";
+import { type Project, runsAlone, UNKNOWN } from "./project";
 import type { Contribution } from "./saved";
 import { kernelText, KERNELS, needsCode, type Said, said, type Situation } from "./words";
 
@@ -148,7 +148,8 @@ export function Ready(props: ReadyProps) {
           </p>
         ) : (
           <p>
-            <strong>{project.title}</strong> asks this {thing} to help train an AI model on {host}.
+            <strong>{project.title}</strong> asks this {thing} to help train an AI model. The link
+            leads to {host}.
           </p>
         )}
         {project.about === "" ? null : <blockquote>{project.about}</blockquote>}
@@ -174,6 +175,9 @@ export function Ready(props: ReadyProps) {
           {project === UNKNOWN || project.training.state === "running" ? null : (
             <li>There is no training at the moment: it would wait for the next one.</li>
           )}
+          {runsAlone(project) ? (
+            <li>The training runs without helpers at the moment: it would wait for work.</li>
+          ) : null}
         </ul>
         <details>
           <summary>What does {who} see?</summary>
@@ -245,7 +249,7 @@ function startText({ metered }: Conditions, around: Surroundings): string {
 function dataUse(props: ReadyProps): string {
   const { project, thing, around, bytes_per_s, used } = props;
   const { cap } = props.conditions;
-  const { bytes_per_device_s } = project.training;
+  const bytes_per_device_s = project.training.bytes_per_device_s || null; // 0 tells nothing
   const per_s = bytes_per_device_s ?? bytes_per_s;
   const said = ["It can use a lot of data: how much shows while it works."];
   if (bytes_per_device_s !== null) {
@@ -257,7 +261,8 @@ function dataUse(props: ReadyProps): string {
   else {
     const rest = per_s ? lasting(cap, used, per_s, new Date()) : null;
     const after = rest === null ? "" : `, at this rate in ${rest}`;
-    said.push(`It stops after ${amount(cap.bytes)} ${EACH[cap.span]}${after}: change that below.`);
+    const most = amount(cap.bytes).replace(" ", "\u00a0");
+    said.push(`It stops after ${most} ${EACH[cap.span]}${after}: change that below.`);
   }
   if (thing !== "computer" && around.metered === null) {
     said.push("This browser does not tell mobile data from Wi‑Fi: make sure you are on Wi‑Fi.");

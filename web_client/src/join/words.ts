@@ -29,6 +29,8 @@ export interface Situation {
   readonly helped: boolean;
   /** State of the job that runs, or ran last; "" where there is none. */
   readonly training: string;
+  /** Whether the job that runs gives devices no work. */
+  readonly runsAlone: boolean;
   /** What the browser's key is worth. */
   readonly key: Key;
   /** Whether another tab took over and has ended since. */
@@ -120,8 +122,12 @@ export const KERNELS: { readonly [K in KernelName]: string } = {
 };
 
 /** The device could work, and has no work. */
-function ready({ title, thing, training, helped }: Situation): Said {
+function ready({ title, thing, training, runsAlone, helped }: Situation): Said {
   const headline = `This ${thing} is ready`;
+  if (runsAlone) {
+    const detail = "The training runs without helpers at the moment.";
+    return { headline, detail: `${detail} Keep this page open, or come back later.` };
+  }
   switch (training) {
     case "running":
       return {

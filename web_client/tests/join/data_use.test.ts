@@ -115,6 +115,7 @@ test("why an amount is refused is said, and that the old limit stays", () => {
   expect(refusedGigabytes("-5", cap)).toBe(`“-5” is not an amount. ${stays}`);
   expect(refusedGigabytes(" ", cap)).toBe(`No amount is entered. ${stays}`);
   expect(refusedGigabytes("99999", cap)).toContain("99999 GB would be no limit: untick the box");
+  expect(refusedGigabytes("0", cap)).toContain("0 GB is too little to help.");
   expect(refusedGigabytes("0,0001", cap)).toContain("0,0001 GB is too little to help.");
 });
 

@@ -15,7 +15,7 @@ import {
   usedFragment,
 } from "../../src/join/invitation";
 import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
-import { isDead, Key, readProject, shareOfToday, UNKNOWN } from "../../src/join/project";
+import { isDead, Key, readProject, runsAlone, shareOfToday, UNKNOWN } from "../../src/join/project";
 import {
   bytesPerSecond,
   flopsPerSecond,
@@ -227,6 +227,7 @@ const NOW: Situation = {
   tested: false,
   helped: false,
   training: "",
+  runsAlone: false,
   key: Key.KNOWN,
   alone: false,
 };
@@ -241,6 +242,14 @@ test.each([
   ["Training finished. Thank you!", { training: "done", helped: true }],
 ])("a connected device says: %s", (headline, changes) => {
   expect(said({ ...STATUS, notice: NOTICE }, { ...NOW, ...changes }).headline).toBe(headline);
+});
+
+test("a device is told when the training runs without devices", () => {
+  const told = (bytes_per_device_s: unknown, state = "running") =>
+    runsAlone(readProject({ training: { state, devices: 1, bytes_per_device_s } }));
+  expect([told(0), told(null), told(5), told(0, "done")]).toEqual([true, false, false, false]);
+  const now = { ...NOW, training: "running", runsAlone: true };
+  expect(said({ ...STATUS, notice: NOTICE }, now).detail).toContain("runs without helpers");
 });
 
 test("a wait says who does not answer, and how long it takes", () => {
