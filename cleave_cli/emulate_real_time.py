@@ -116,7 +116,7 @@ def real_time(
             target = parse_join_url(own.url)
             command = f"cleave train --model opt-tiny --server \\\n  '{own.operator_url}'"
             text = (
-                f"a server of its own; train on it with\n\n  {command}\n\n"
+                f"a server is running; train on it with\n\n  {command}\n\n"
                 f"`cleave status` and `cleave devices` need the same --server\n"
             )
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)

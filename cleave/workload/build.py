@@ -59,13 +59,17 @@ def resolve_model(name_or_folder: str) -> ModelSource:
     except UsageError:
         if not looks_like_path:
             raise
-    if _is_hub_name(name_or_folder):
-        raise UsageError(
+    raise _no_model(name_or_folder)
+
+
+def _no_model(name_or_folder: str) -> UsageError:
+    if _is_hub_name(name_or_folder) and not Path(name_or_folder).parent.is_dir():
+        return UsageError(
             f"There is no folder {name_or_folder!r}, and Cleave does not download models; if this "
             f"is a model on the Hugging Face Hub, run `hf download {name_or_folder}`, and try "
             f"again."
         )
-    raise UsageError(f"There is no folder {name_or_folder!r} with a model; check the path.")
+    return UsageError(f"There is no folder {name_or_folder!r} with a model; check the path.")
 
 
 def hub_folder(name: str) -> Path | None:
@@ -331,9 +335,7 @@ def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
 
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise UsageError(
-            f"There is no folder {str(folder)!r}; give a local Hugging Face folder or a model name."
-        )
+        raise _no_model(str(folder))
     path = folder / _CONFIG
     if not path.is_file():
         raise UsageError(

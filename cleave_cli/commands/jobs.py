@@ -143,7 +143,8 @@ def logs(
     url = running_server(server, data)
     answer = ask("records", {"job": job, "last": last}, url, None)
     for record in answer["records"]:
-        typer.echo(json.dumps(record) if as_json else printable(_line(record)))
+        if as_json or record["event"] != "energy":  # `cleave footprint` shows its figures
+            typer.echo(json.dumps(record) if as_json else printable(_line(record)))
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -175,7 +175,15 @@ def join(
     called = name or socket.gethostname()
     saved = SavedCredentials(state_folder())
     if not url:
-        url = _chosen_server(saved, called)
+        try:
+            url = _chosen_server(saved, called)
+        except typer.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise UsageError(
+                "`cleave join` without a URL asks which server to join, but nobody answers here; "
+                "give the join URL that `cleave pair` prints"
+            ) from None
     parse_join_url(read_url(url))
     give_back = hold_strips_well()
     own_kind = stated or kind_of(this_machine(), android=on_android())
@@ -353,6 +361,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
 
     Raises:
         CleaveError: if no server is found, or the chosen one cannot be reached.
+        typer.Abort: if the input ends without an answer, or the user presses Ctrl-C.
         typer.Exit: if the user declines.
     """
     from cleave.transport.discovery import answering, find_servers

@@ -58,7 +58,7 @@ def device(
         float | None, Option(help="Seconds under load; 0: none [default: 180, --quick: 5]")
     ] = None,
     budget: Annotated[
-        float | None, Option(help="Seconds for all shapes [240, --quick: 40]")
+        float | None, Option(help="Seconds for all shapes [default: 240, --quick: 40]")
     ] = None,
     seed: Annotated[int, Option(help="Seed of the measured shapes.")] = 0,
     force: Force = False,

@@ -129,7 +129,9 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     if not job["steps"]:  # an inference job, which has no steps
         return [_text(title, style="bold"), *waits]
     if not steps:
-        none = f"{title}, no step yet of {job['steps']:,}"
+        after = job.get("step")  # of the run that the job resumes; older servers omit it
+        step = f"step {after:,}" if after else "no step yet"
+        none = f"{title}, {step} of {job['steps']:,}"
         return [_text(none, style="bold"), *waits, *_tasks(job)]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]
     done = f"{title}, step {last['step']:,} of {job['steps']:,}"

@@ -59,7 +59,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "pause": (["jobs", "pause", "x"], {"job": DIRTY, "state": "running"}),
     "logs": (
         ["jobs", "logs", "x"],
-        {"job": "x", "records": [{"event": "note", "text": DIRTY}, {"event": "new"}]},
+        {"job": "x", "records": [{"event": "note", "text": DIRTY}, {"event": "energy"}]},
     ),
     "pair": (["pair"], CODE),
     "codes": (["pair", "--list"], {"codes": [KNOWN_CODE]}),
@@ -79,6 +79,14 @@ def test_what_a_server_answers(
     assert done.exit_code == 0, done.output
     assert harmless(done.output)
     assert TIDY in done.output
+
+
+def test_the_log_of_a_job_has_no_empty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of energy has no text: `cleave footprint` shows its figures."""
+    records = [{"event": "energy", "duration_s": 1.0}, {"event": "end", "state": "done"}]
+    monkeypatch.setattr(jobs, "ask", lambda *_: {"job": "x", "records": records})
+    monkeypatch.setattr(jobs, "running_server", lambda *_: "url")
+    assert CliRunner().invoke(main.app, ["jobs", "logs", "x"]).output == "end  done\n"
 
 
 def test_status() -> None:

@@ -77,6 +77,17 @@ def test_it_fits_80_columns() -> None:
     assert counts == [["kind", "phone", "2", "busy"], ["kind", "not", "stated", "1", "ready"]]
 
 
+@pytest.mark.parametrize(("step", "words"), [(70, "step 70 of 100"), (0, "no step yet of 100")])
+def test_a_resumed_job_that_has_done_no_step_shows_where_it_continues(
+    step: int, words: str
+) -> None:
+    seen = Seen()
+    came = overview()
+    came["job"]["step"] = step
+    seen.take(came)
+    assert f"running, {words}" in text(seen)
+
+
 def test_a_job_that_waits_has_no_time_left() -> None:
     seen = Seen()
     came = overview(0, 10)

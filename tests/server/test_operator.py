@@ -138,9 +138,9 @@ class Trainer(Runner):
         report({"event": "step", "step": 2, "loss": 1.0})
         until(lambda: stop() or self.ends.is_set())
 
-    def resumes_after(self, run_folder: str) -> int:
+    def resumes_after(self, run_folder: str) -> tuple[int, int]:
         assert run_folder == self.folder
-        return 1
+        return 1, 2
 
 
 def test_a_server_continues_what_the_last_one_left_unfinished(
@@ -207,7 +207,15 @@ def test_a_job_that_resumes_a_run_and_has_not_begun_says_where_it_continues(
     running = jobs.submit(wanted)
     until(lambda: running.is_running)
     jobs.pause(jobs.submit({**wanted, "resume": Trainer.folder}).id)
-    assert jobs.resume("2").continues == "it continues after step 1"
+    resumed = jobs.resume("2")
+    assert resumed.continues.startswith("it continues after step 1, so")
+    overview = overview_of(Fleet(clock := Clock()), clock)
+    overview.jobs = jobs
+    assert resumed.step == overview.answer(Question())["jobs"][1]["step"] == 1
+    resumed.records.append({"event": "start", "step": 3})  # after a choice of --restart, 0
+    assert overview.answer(Question(job="job-2"))["job"]["step"] == 3
+    history.reported(2, {"event": "start", "step": 3, "run_folder": Trainer.folder})
+    assert history.all()[1].steps == 3
     jobs.close(PATIENCE_S)
     writer.close()
     store.close()

@@ -54,6 +54,22 @@ def test_a_downloaded_model_has_its_name_on_the_hub(downloads: Path) -> None:
         resolve_model(NAME)
 
 
+@pytest.mark.usefixtures("downloads")
+def test_a_downloaded_model_answers_by_its_name_on_the_hub() -> None:
+    assert open_trained(Path(NAME)).title.endswith(REVISION)
+    with pytest.raises(UsageError, match="run `hf download somebody/other`"):
+        open_trained(Path("somebody/other"))
+
+
+def test_a_mistyped_folder_is_not_taken_for_a_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no folder 'runs/frist' with a model; check the path"):
+        open_trained(Path("runs/frist"))
+
+
 @pytest.mark.parametrize("name", ["a b/c d", "../x", "~/y", "a/b/c", "/x"])
 def test_what_is_no_name_on_the_hub_is_not_looked_up(downloads: Path, name: str) -> None:
     with pytest.raises(UsageError, match="no folder"):

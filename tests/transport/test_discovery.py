@@ -207,6 +207,12 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
             assert "no TLS: anyone on this network can read" in said
             answer(device, "")
             assert device.wait(PATIENCE_S) == 0
+        with joining(tmp_path / "state") as nobody:  # such as a service
+            assert nobody.stdin is not None
+            nobody.stdin.close()
+            read_to(nobody, "nobody answers here; give the join URL that `cleave pair` prints\n")
+            assert nobody.wait(PATIENCE_S) == 2
+            nobody.stdin = None  # `communicate` would flush it
         assert server.fleet.device_count == 0
 
 

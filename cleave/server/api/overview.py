@@ -324,6 +324,7 @@ class Overview:
             "waits": job.waits,
             "model": job.model,
             "steps": job.steps,
+            "step": job.step,
             "started_s": job.started_s,
             "first_record": first,
             "records": records,
@@ -499,7 +500,7 @@ def _job_row(job: TrainingJob) -> Answer:
         "model": job.model[:_MAX_JOB_NAME],
         "state": job.state.value,
         "steps": job.steps,
-        "step": last.get("step", 0),
+        "step": job.step,
         "loss": last.get("loss"),
         "earlier": False,
     }

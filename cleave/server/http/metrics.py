@@ -34,7 +34,6 @@ _TOTALS: Final = {
     "left": ("cleave_devices_left", "Device sessions that ended."),
 }
 _STEP: Final = {
-    "step": ("cleave_job_step", "The last completed optimizer step."),
     "loss": ("cleave_job_loss", "Training loss of that step."),
     "tokens": ("cleave_job_step_tokens", "Number of tokens in that step."),
     "wall_s": ("cleave_job_step_seconds", "Duration of that step."),
@@ -145,6 +144,7 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
     labels = {"job": job["job"], "model": job["model"]}
     running = job["state"] == "running"
     yield _gauge("cleave_job_steps", "Total number of optimizer steps.", job["steps"], **labels)
+    yield _gauge("cleave_job_step", "The last completed optimizer step.", job["step"], **labels)
     yield _gauge("cleave_job_running", "Whether the job is running.", running, **labels)
     if (last := job["last_step"]) is not None:
         for key, (name, text) in _STEP.items():

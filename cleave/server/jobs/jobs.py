@@ -43,6 +43,7 @@ class JobState(Enum):
 
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
+_REACHED = ("start", "step")  # values of `event` of records that name the last completed step
 _LAST_EVENTS = ("end", "stopped", "failed")  # values of `event` that mark the last record of a job
 
 
@@ -63,10 +64,17 @@ class TrainingJob:
     left_by_server: bool = False  # whether the server ends before the job
     finished: bool = False  # whether the job has completed its last step
     continues: str = ""  # where a resumed job continues, as a clause; empty if not resumed
+    after: int = 0  # the step after which a resumed job continues
     place: int = 0  # orders the queued jobs; a new number each time the job is queued
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)  # set to stop after a step
     followers: list[Callable[[], None]] = field(default_factory=list)  # called after new records
+
+    @property
+    def step(self) -> int:
+        """Return the last completed step, which may be a step of the run that the job resumes."""
+        reached = (r["step"] for r in reversed(self.records) if r.get("event") in _REACHED)
+        return next(reached, self.after)
 
     @property
     def is_due(self) -> bool:
@@ -97,8 +105,8 @@ class Runner(Protocol):
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Validate a job's arguments. Return the job's model and total number of steps."""
 
-    def resumes_after(self, run_folder: str) -> int:
-        """Return the step of the newest checkpoint in a run folder; 0 without checkpoints."""
+    def resumes_after(self, run_folder: str) -> tuple[int, int]:
+        """Return the step of a run's newest checkpoint, and the run's last step. 0 for none."""
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise CleaveError if a job with these arguments cannot continue after a pause."""
@@ -226,15 +234,17 @@ class Jobs:
             so = "about to pause; try again once it is paused" if job.pauses else "not paused"
             raise UsageError(f"{id} is {job.state.value} and {so}")
         elif job.state is JobState.DONE:
-            raise UsageError(f"{id} is done; to train further, use `cleave train --resume`")
-        after, done = 0, next(p.steps for p in self._history.all() if p.number == job.number)
+            again = f"cleave train --resume {job.run_folder} --steps N"
+            raise UsageError(f"{id} is done; to train further, use `{again}`")
+        job.after = done = 0
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
         self._runner.check(job.arguments)  # the run folder may have been deleted
         if run := job.run_folder or job.arguments.get("resume"):
-            after = self._runner.resumes_after(str(run))
-        job.continues = f"it continues after step {after:,}" if after else "it starts at step 1"
-        if done > after:
+            job.after, done = self._runner.resumes_after(str(run))
+        after = f"it continues after step {job.after:,}"
+        job.continues = after if job.after else "it starts at step 1"
+        if done > job.after:
             job.continues += f", so the steps up to {done:,} are repeated"
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         job.left_by_server = False

@@ -126,6 +126,8 @@ class JobHistory:
         begins = "run_folder" in record and not job.run_folder
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))
+        if record.get("event") == "start":
+            job = replace(job, steps=int(record["step"]))
         if record.get("event") == "step":
             loss = float(record["loss"])  # NaN and infinity are stored as None
             job = replace(

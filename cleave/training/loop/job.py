@@ -324,7 +324,7 @@ class JobSpec:
     )
     outer_lr: float = _setting(
         0.0,
-        "With diloco: learning rate of the server's outer optimizer [default: 0.7, or 1 if sparse]",
+        "With diloco: learning rate of the server's outer optimizer; 0: 0.7, or 1 if sparse.",
         least=0,
     )
     outer_momentum: float = _setting(

@@ -223,6 +223,12 @@ class RunFolder:
                     "remove the line, or resume the run, which removes it."
                 )
 
+    @property
+    def last_step(self) -> int:
+        """Return the last step in metrics.jsonl; 0 if there is none."""
+        records = (record for _, record in self._lines() if record is not None)
+        return max((r["step"] for r in records if r.get("event") == "step"), default=0)
+
     def check_unfinished(self, steps: int) -> None:
         """Raise UsageError if the run's records say that it ended after `steps` steps or more."""
         last: dict[str, Any] = {}

@@ -179,7 +179,7 @@ def _train(
         aside = set_aside(fault.path).name
         context.note(f"passed over: {fault} It is kept as {aside}.")
     spec = dataset.source.spec
-    weights = "" if dataset.source.folder else ", with new random weights"
+    weights = "" if dataset.source.folder or checkpoint else ", with new random weights"
     context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
     files: StateFiles | None = None
 
@@ -401,9 +401,9 @@ class JobRunner:
                 check_source(source)
         return spec.model, spec.steps
 
-    def resumes_after(self, run_folder: str) -> int:
-        """Return the last step in a run folder that is not repeated; 0 without checkpoints."""
-        return resumable_step(Path(run_folder)) or 0
+    def resumes_after(self, run_folder: str) -> tuple[int, int]:
+        """Return a run's last step that is not repeated, and its last step. 0 for none."""
+        return resumable_step(Path(run_folder)) or 0, RunFolder(Path(run_folder)).last_step
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""

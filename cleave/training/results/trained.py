@@ -21,7 +21,7 @@ from cleave.training.results.export import (
     find_checkpoint,
     weights_of,
 )
-from cleave.workload.build import load_folder, quiet_transformers
+from cleave.workload.build import hub_folder, load_folder, quiet_transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,15 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a trained model for inference.
 
     Args:
-        path: a run folder, or a folder with a saved model or adapters (for example, an export).
+        path: a run folder, or a folder with a saved model or adapters (for example, an export), or
+            the name of a model on the Hugging Face Hub that `hf download` has stored.
         step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:
         CleaveError: if the model does not exist or cannot be loaded.
     """
+    if not path.is_dir():
+        path = hub_folder(str(path)) or path
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
     if step:

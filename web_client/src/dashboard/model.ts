@@ -27,6 +27,8 @@ export interface JobModel {
   readonly state: string;
   readonly model: string;
   readonly steps: number | null;
+  /** The last step that is done, also of a run that it resumes. */
+  readonly step: number;
   readonly started_s: number | null;
   /** For what it waits, as for devices; "" if for nothing. */
   readonly waits: string;
@@ -197,6 +199,7 @@ function takeJob(
     state: part.state,
     model: part.model,
     steps: part.steps,
+    step: part.step,
     started_s: part.started_s,
     waits: part.waits,
     tasks: part.tasks,

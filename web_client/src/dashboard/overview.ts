@@ -51,6 +51,8 @@ export interface JobPart {
   readonly model: string;
   /** Steps that it is to do in all. */
   readonly steps: number | null;
+  /** The last step that is done, also of a run that it resumes. */
+  readonly step: number;
   readonly started_s: number | null;
   /** For what it waits, as for devices; "" if for nothing. */
   readonly waits: string;
@@ -299,6 +301,7 @@ function readJob(value: unknown): JobPart | null {
     state: text(job.state),
     model: text(job.model),
     steps: number(job.steps),
+    step: number(job.step) ?? 0,
     started_s: number(job.started_s),
     waits: text(job.waits),
     first_record: first,

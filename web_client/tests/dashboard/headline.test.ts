@@ -36,6 +36,17 @@ test("a job that waits for devices has no time left", () => {
   expect(timeLeft(job(0, [step(1)], waits))).toEqual(["–", "waiting"]);
 });
 
+test("a job that resumes a run shows the step after which it continues", () => {
+  const noteOfLoss = (more: Parameters<typeof job>[2]) => {
+    const overview = readOverview(overviewData({ job: job(0, [], more) }));
+    const model = reduce(EMPTY, { kind: "overview", overview, received_s: 0 });
+    return figures(model, overview)[0]?.note;
+  };
+  expect(noteOfLoss({ step: 70 })).toBe("step 70 of 100");
+  expect(noteOfLoss({ step: 0 })).toBe("no step yet");
+  expect(noteOfLoss({})).toBe("no step yet"); // a server before this field
+});
+
 test("the step that is under way says how far it is", () => {
   expect(tasksOf([43, 96])).toBe("next: task 43 of 96");
   expect(tasksOf([43, 0])).toBe("next: task 43");

@@ -15,6 +15,7 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
   const { job } = props.model;
   const { crowds, rates, card, totals, energy } = props.overview;
   const last = job?.step_records.at(-1);
+  const done = last?.step ?? job?.step ?? 0;
   const recent = job === null ? null : pace(job.step_records, job.steps);
   const waits = job?.waits !== undefined && job.waits !== "";
   const running = job?.state === "running" && !waits;
@@ -26,9 +27,7 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
         <Figure
           name="Loss"
           value={last === undefined ? "–" : loss(last.loss)}
-          note={
-            last === undefined ? "no step yet" : `step ${stepOf(last.step, job?.steps ?? null)}`
-          }
+          note={done === 0 ? "no step yet" : `step ${stepOf(done, job?.steps ?? null)}`}
         />
         <Figure
           name="Tokens"

@@ -22,7 +22,7 @@ export function JobView(props: {
   const { job } = props;
   if (job === null) return <NoJob devices={props.devices} />;
   const last = job.step_records.at(-1);
-  const done = last?.step ?? 0;
+  const done = last?.step ?? job.step;
   const recent = pace(job.step_records, job.steps);
   return (
     <section class="card wide" aria-labelledby="job">
