@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import wraps
+from functools import lru_cache, wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
 from cleave.arrays import Buffer, DType
-from cleave.device.compute_thread import compute
+from cleave.device.compute_thread import checked_memory, compute
 from cleave.device.core import DeviceCore, HeldArrays, Order
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
@@ -162,6 +162,10 @@ class VirtualRuntime(Runtime):
                 f"use whole_tiles=False, or verify=False"
             )
         self.devices: dict[int, _VirtualDevice] = {}
+        # Devices compute one after the other, so they share what each would make of a graph.
+        self._open = lru_cache(_MOST_GRAPHS)(open_in_process)
+        memory_of = lru_cache(_MOST_GRAPHS)(checked_memory)
+        self._memory = lambda model: memory_of(bytes(model))
         self.seed = seed
         self._block_s, self._byte_s = (ps.block_s, ps.byte_s) if ps else (0.0, 0.0)
         self._ps_free_s = 0.0
@@ -643,7 +647,7 @@ class VirtualRuntime(Runtime):
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):
-            outcome = compute(self.backend, order, open_in_process)
+            outcome = compute(self.backend, order, self._open, self._memory)
             return outcome if isinstance(outcome, str) else outcome[0]
         product = DeferredProduct(order, self.backend)
         return product if self.arithmetic is Arithmetic.WHOLE_TILES else product.compute()
@@ -664,6 +668,8 @@ class VirtualRuntime(Runtime):
         for observer in self.observers:
             observer(activity)
 
+
+_MOST_GRAPHS: Final = 64  # open graphs that the devices of a fleet share
 
 _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutput]] = {
     Arithmetic.WHOLE_TILES: DeferredOutput,

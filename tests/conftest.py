@@ -41,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 NOT_UNIT = (
     "android", "faults", "integration", "web",
     "benchmarks/test_local_losses.py", "training/test_local_updates.py",
+    "training/test_resident_resume.py", "training/test_several_servers.py",
 )  # fmt: skip
 """Folders and files of tests that need a JVM, a browser, processes or a network, or train long."""
 

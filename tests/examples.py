@@ -13,9 +13,9 @@ _DIVISORS = {"unit": 10, "all": 1}
 def examples(thorough: int) -> int:
     """Return how many examples to try of those that a thorough test tries.
 
-    `make test` tries a third and `make unit` a tenth.
+    `make test` tries a fifth and `make unit` a tenth.
     """
-    return max(3, thorough // _DIVISORS.get(os.environ.get(AMOUNT, ""), 3))
+    return max(3, thorough // _DIVISORS.get(os.environ.get(AMOUNT, ""), 5))
 
 
 def thorough() -> bool:

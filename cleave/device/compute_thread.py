@@ -13,7 +13,7 @@ from cleave.device.graph_check import check_graph
 from cleave.machine.backends import Compute, MatmulBackend, execute
 from cleave.machine.graph_choice import MakeGraph, open_on_cpu
 from cleave.machine.graph_memory import GraphMemory
-from cleave.machine.graph_run import FetchRun, GraphRun, fetch, run_graph
+from cleave.machine.graph_run import FetchRun, GraphRun, MakeMemory, fetch, run_graph
 from cleave.protocol import limits
 
 INLINE_FLOPS: Final = 4e6  # takes about as long as waking a thread
@@ -71,13 +71,19 @@ class ComputeThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def compute(backend: MatmulBackend, order: Order, make_session: MakeGraph = open_on_cpu) -> Outcome:
+def checked_memory(model: bytes | memoryview) -> GraphMemory:
+    """Check a graph and parse it to compute its working memory."""
+    check_graph(model)
+    return GraphMemory(model)
+
+
+def compute(
+    backend: MatmulBackend,
+    order: Order,
+    make_session: MakeGraph = open_on_cpu,
+    make_memory: MakeMemory = checked_memory,
+) -> Outcome:
     """Execute one order. Return its result and compute time in seconds, or an error message."""
-
-    def make_memory(model: bytes | memoryview) -> GraphMemory:
-        check_graph(model)
-        return GraphMemory(model)
-
     began_s = time.perf_counter()
     try:
         match order:

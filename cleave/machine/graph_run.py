@@ -210,10 +210,10 @@ def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
 
 def _session(order: GraphRun, make_session: MakeGraph) -> OpenGraph:
     """Return the session of a request's graph, reopening it if an input's dtype has changed."""
-    given = [
+    given = tuple(
         array.dtype if isinstance(array, StoredArray | Concatenated) else None
         for array in order.inputs
-    ]
+    )
     session = order.graph.session
     if session is not None:
         dtypes = dict(zip(session.inputs, given, strict=False))

@@ -66,7 +66,13 @@ def test_what_is_missing_is_named_with_how_to_get_it(
     assert full[0].what.startswith("10 B free for runs")
 
 
-@pytest.mark.slow
+@pytest.fixture
+def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the checks of the machine, which take a second."""
+    monkeypatch.setattr(machine_checks_of, "machine_checks", lambda *given, **named: [])
+
+
+@pytest.mark.usefixtures("_unmeasured")
 def test_a_model_that_fits(tmp_path: Path) -> None:
     options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "64")
@@ -78,7 +84,7 @@ def test_a_model_that_fits(tmp_path: Path) -> None:
     assert "does not fit" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("_unmeasured")
 def test_a_server_that_is_too_small_is_told_what_would_help(tmp_path: Path) -> None:
     options = ("--model", "opt-125m", "--fleet", "paper-3", *DEVICE, "--runs", str(tmp_path))
     found = document(*options, "--server-memory", "2.0")
@@ -108,7 +114,7 @@ def test_each_option_saves_what_it_says() -> None:
     assert not fit(refused(Method.STAGES, "no room"), SIZES, 2, 2, 10**12).fits
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("_unmeasured")
 def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
     fleet = tmp_path / "small.toml"
     fleet.write_text(

@@ -286,7 +286,7 @@ def test_a_process_with_bad_memory_is_named_and_harms_nothing(
     assert found == pytest.approx(prepared.plain_losses(), rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+@pytest.mark.parametrize("dtype", [pytest.param(DType.FP32, marks=pytest.mark.nightly), DType.BF16])
 def test_devices_with_other_runners_train_alike_and_none_is_accused(
     dtype: DType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

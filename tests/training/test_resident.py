@@ -237,7 +237,7 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
+@pytest.mark.parametrize("after", [97, 333, nightly(61), nightly(150), nightly(211)])
 @pytest.mark.parametrize("away_s", [5.0, RETURN_S + 1, nightly(1000.0)])
 def test_devices_that_return_with_their_state_change_nothing(after: int, away_s: float) -> None:
     """Whatever they were doing when their connection was cut."""
@@ -326,6 +326,7 @@ def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_devices_cannot_update_stays_on_the_server_and_is_audited() -> None:
     """This holds even if steps are predicted to be faster with the state on devices."""
     notes: list[str] = []
@@ -425,6 +426,7 @@ def test_state_moves_to_the_devices_of_a_better_plan(monkeypatch: pytest.MonkeyP
     assert len([note for note in notes if "planned again" in note]) == 1
 
 
+@pytest.mark.slow
 def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server then needs memory for neither weights nor optimizer state of the layers."""
     monkeypatch.setattr(state_files, "LEAST_BYTES", 1)
@@ -446,6 +448,7 @@ def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.Monkey
     same_weights(model, plain, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "devices"), [("opt", 3), ("llama", 1), nightly("qwen3", 2)])
 def test_a_restarted_server_repeats_no_pass_before_the_next_step(
     tmp_path: Path, family: str, devices: int
@@ -486,6 +489,7 @@ def test_a_damaged_file_ends_the_log(tmp_path: Path, damage: bytes | None) -> No
     assert folder.numbers() == [2]
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_log_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -509,6 +513,7 @@ def test_a_full_disk_keeps_the_log_in_memory(
     same_weights(model, plain, 1e-3)
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_before_it_is_logged_is_undone() -> None:
     """Devices did the updates, but the log lacks them."""
     model = small_model("opt")

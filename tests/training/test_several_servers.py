@@ -155,7 +155,7 @@ def test_what_fails_on_one_server_ends_all_and_says_where(
     assert f"server 2 of 2 failed: {second}" in str(first)
 
 
-@pytest.mark.parametrize("memory", ["plain", "sharded"])
+@pytest.mark.parametrize("memory", [nightly("plain"), "sharded"])
 def test_a_run_that_diverges_ends_on_all_servers_with_its_last_good_checkpoint(
     servers: Servers, tmp_path: Path, memory: str
 ) -> None:
