@@ -14,7 +14,6 @@ import json
 import os
 import runpy
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -110,16 +109,9 @@ def _forker(preload: tuple[str, ...]) -> socket.socket:
     return ours
 
 
-def _reap(*_: object) -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
 def _forks() -> tuple[str, list[str]]:
     """Fork for each request. Return in the fork: its module and arguments."""
     requests = socket.socket(fileno=os.dup(0))
-    signal.signal(signal.SIGCHLD, _reap)
     while True:
         text, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
         if not text:
@@ -128,9 +120,10 @@ def _forks() -> tuple[str, list[str]]:
         if os.fork():
             for fd in fds:
                 os.close(fd)
+            while os.waitpid(-1, os.WNOHANG)[0]:  # what has ended meanwhile
+                pass
             continue
         requests.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with socket.socket(fileno=fds.pop()) as status:
             if pid := os.fork():  # the parent of the process, until that ends
                 os.setpgid(0, 0)

@@ -483,5 +483,5 @@ def command_lines() -> list[str]:
     """Of the processes that this one started."""
     children = psutil.Process().children(recursive=True)
     found = [" ".join(process.cmdline()) for process in children]
-    assert any("-m cleave_cli" in line for line in found)
+    assert any("cleave_cli" in line for line in found)
     return found
