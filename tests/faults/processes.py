@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 from tests.faults.plan import Fault
-from tests.integration.forks import JOINING, Forked
 
 _ROOT = Path(__file__).parents[2]
 
@@ -83,9 +83,9 @@ class Processes:
                 self._processes[slot].send_signal(signal.SIGCONT)
 
     def _start(self, slot: int) -> None:
+        command = [sys.executable, "-m", "tests.faults.device", self.url(slot), *self.options]
         # Many processes share a few cores: one thread each keeps them from waiting for one another.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._processes[slot] = Forked(
-            JOINING, "tests.faults.device", [self.url(slot), *self.options],
-            cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        self._processes[slot] = subprocess.Popen(
+            command, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL
+        )

@@ -21,7 +21,6 @@ from typer.main import get_command
 
 from cleave.training.loop.job import JobSpec
 from cleave_cli.main import main
-from tests.integration.forks import JOINING, TRAINING, Forked
 
 CLEAVE = [sys.executable, "-m", "cleave_cli"]
 JOIN = ("--backend", "numpy", "--threads", "1", "--json")
@@ -96,29 +95,16 @@ def started(
     *arguments: str, cwd: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     """A running command of ours and the JSON lines it prints; see `printing`."""
-    with printing(arguments, cwd=cwd, start=launched) as both:
+    with printing([*CLEAVE, *arguments], cwd=cwd) as both:
         yield both
-
-
-def launched(arguments: Sequence[str], **how: Any) -> subprocess.Popen[str]:
-    """Start a command of ours. `how` is as of Popen.
-
-    Servers, trainers and devices are forks of a process with their imports.
-    """
-    preload = {"serve": TRAINING, "train": TRAINING, "join": JOINING}.get(arguments[0])
-    if preload is None:
-        return subprocess.Popen([*CLEAVE, *arguments], **how)
-    return Forked(preload, "cleave_cli", arguments, **how)
 
 
 @contextmanager
 def printing(
-    command: Sequence[str],
-    cwd: Path | None = None,
-    start: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    command: Sequence[str], cwd: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     """A running process and the JSON lines it prints; killed at the end if it still runs."""
-    process = start(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
     )  # fmt: skip

@@ -30,10 +30,10 @@ from cleave.transport.join_url import parse_join_url
 from tests.disks import small_disk
 from tests.integration.emulation import DEVICE, Emulation, check, emulation, submit
 from tests.integration.processes import (
+    CLEAVE,
     JOIN,
     PATIENCE_S,
     here,
-    launched,
     records,
     started,
     until,
@@ -126,8 +126,8 @@ class Place:
             "OMP_NUM_THREADS": "1",
         }
         with errors.open("w") as file:
-            process = launched(
-                ["join", url, *JOIN, "--name", name],
+            process = subprocess.Popen(
+                [*CLEAVE, "join", url, *JOIN, "--name", name],
                 stdout=subprocess.PIPE, stderr=file, text=True, env=environment,
             )  # fmt: skip
         try:
@@ -304,8 +304,8 @@ def test_many_emulated_devices_with_one_code(place: Place) -> None:
 
 
 def test_the_operators_token_is_not_printed(place: Place) -> None:
-    process = launched(
-        ["serve", "--port", "0", "--data", str(place.data)],
+    process = subprocess.Popen(
+        [*CLEAVE, "serve", "--port", "0", "--data", str(place.data)],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None

@@ -84,7 +84,7 @@ def test_a_killed_server_loses_at_most_the_round(corpus_file: Path, tmp_path: Pa
         until(checkpoint.exists)
         # It has the optimizer moments that this device continues with.
         (kept,) = json.loads((checkpoint / "meta.json").read_text())["meta"]["inner"]
-        assert (kept["name"], kept["updates"]) == ("anna", done)
+        assert kept == {"name": "anna", "updates": done}
     with ExitStack() as stack:  # another server, after the first was killed during a round
         place = stack.enter_context(server(tmp_path))
         joined(stack, place, "anna")
