@@ -74,8 +74,8 @@ def _find(server: str, data: Path | None) -> str:
     path = data or data_folder.default_folder()
     if not path.is_dir():
         raise CleaveError(
-            f"no server was found in {path}; start one with `cleave serve`, or give "
-            f"--server @FILE, a copy of its operator.url"
+            f"no server was found in {path}; start one with `cleave serve`, or pass --server "
+            "@FILE, where FILE is a copy of its operator.url"
         )
     try:
         with data_folder.DataFolder(path):

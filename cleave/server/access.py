@@ -495,11 +495,11 @@ class Access:
             UsageError: if `uses` or `life_s` is out of range.
         """
         if not 1 <= uses <= MAX_USES:
-            raise UsageError(f"a join code cannot be for {uses} devices; give 1 to {MAX_USES}")
+            raise UsageError(f"a join code must be for 1 to {MAX_USES} devices, not {uses}")
         if not 0 < life_s <= MAX_LIFE_S:
             raise UsageError(
-                f"a join code cannot be valid for {life_s:g} s; give up to {MAX_LIFE_S / 60:.0f} "
-                f"minutes"
+                f"a join code cannot be valid for {life_s:g} s; the limit is {MAX_LIFE_S / 60:.0f} "
+                "minutes"
             )
         text, now_s = new_code(self._choose), self._clocks.wall()
         record = self.store.add_code(

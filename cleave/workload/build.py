@@ -332,13 +332,13 @@ def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UsageError(
-            f"There is no folder {str(folder)!r}; give a local Hugging Face folder or a model name."
+            f"there is no folder {str(folder)!r}; use a local Hugging Face folder or a model name"
         )
     path = folder / _CONFIG
     if not path.is_file():
         raise UsageError(
-            f"The folder {str(folder)!r} has no {_CONFIG}; give the folder of a saved Hugging Face "
-            "model."
+            f"the folder {str(folder)!r} has no {_CONFIG}; use the folder of a saved Hugging Face "
+            "model"
         )
     config = _read_json(path)
     architectures = config.get("architectures") or []

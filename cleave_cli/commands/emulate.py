@@ -108,24 +108,26 @@ def emulate(
       cleave emulate --model opt-1.3b --batch 64 --seq 512 --fleet household-9 --method stages
     """
     if devices is not None and devices < 1:
-        raise UsageError(f"--devices is {devices}; give 1 or more")
+        raise UsageError(f"--devices must be 1 or more, not {devices}")
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_DTYPES)}")
     numbers = {"--duration": duration, "--ps-gbit": ps_gbit, "--ps-gflops": ps_gflops}
     for name, value in numbers.items():
         if not value >= 0:
-            raise UsageError(f"{name} is {value}; give 0 or more")
+            raise UsageError(f"{name} must be 0 or more, not {value}")
     if steps < 1:
-        raise UsageError(f"--steps is {steps}; give 1 or more")
+        raise UsageError(f"--steps must be 1 or more, not {steps}")
     if not 1e-3 <= speed <= 1e3:
-        raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
+        raise UsageError(f"--speed must be between 0.001 and 1000, not {speed:g}")
     if not 0 <= start_hour < 24:
-        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+        raise UsageError(
+            f"--start-hour must be an hour of the day, from 0 to below 24, not {start_hour:g}"
+        )
     if method not in ("tiles", "stages"):
         raise UsageError(f"--method is {method!r}; use tiles or stages")
     if method == "stages" and dtype == "fp16":
         raise UsageError(
-            "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these"
+            "--dtype is 'fp16', but stages support only bf16 and fp32; use one of these"
         )
     if model and server:
         raise UsageError("--model emulates without a server, and cannot be combined with --server")
@@ -332,7 +334,7 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
     done, seconds = step.counters, step.fleet_s
     counts = f"included: every Linear and the LM head, {in_seconds(seconds)} on devices"
     if here_s is None:
-        counts += "; excluded: the server's attention (give --ps-gflops) and optimizer"
+        counts += "; excluded: the server's attention (use --ps-gflops to include it) and optimizer"
     else:
         counts += f"; attention, {in_seconds(here_s)} on the server; excluded: its optimizer"
     text = (

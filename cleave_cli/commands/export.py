@@ -71,9 +71,9 @@ def export(
     of_folder = Path(base).is_absolute()
     if push_to_hub and of_folder:
         raise UsageError(
-            f"the adapters need the model in {base!r}, which others do not have; give --merge "
-            f"to upload the whole model, or export without --push-to-hub, put the model's public "
-            f"name into adapter_config.json, and use `hf upload`"
+            f"the adapters need the model in {base!r}, which others do not have; add --merge to "
+            "upload the whole model, or export without --push-to-hub, put the model's public name "
+            "into adapter_config.json, and use `hf upload`"
         )
     hub = HubRepository(push_to_hub) if push_to_hub else None
     done = export_run(

@@ -85,7 +85,7 @@ def footprint(
 
     if (run is None) == (not model):
         raise UsageError(
-            "give either a run folder or --model, as in: cleave footprint --model opt-1.3b"
+            "pass either a run folder or --model, as in: cleave footprint --model opt-1.3b"
         )
     if run is not None and against:
         raise UsageError(
@@ -109,7 +109,9 @@ def footprint(
         if against:
             profile = _gpu(against)
             if not 0 < gpu_share <= 1:
-                raise UsageError(f"--gpu-share is {gpu_share:g}; give a share above 0, up to 1")
+                raise UsageError(
+                    f"--gpu-share must be more than 0 and at most 1, not {gpu_share:g}"
+                )
             cloud = cloud_usage(work, profile, gpu_share)
         question = ComparisonQuestion(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
@@ -146,7 +148,7 @@ def _work(model: str, batch: int, seq: int, steps: int, dtype: str) -> Work:
     if dtype not in ("bf16", "fp16", "fp32"):
         raise UsageError(f"--dtype is {dtype!r}; use bf16, fp16 or fp32")
     if steps < 1:
-        raise UsageError(f"--steps is {steps}; give 1 or more")
+        raise UsageError(f"--steps must be 1 or more, not {steps}")
     return Work(find_model(model), batch, seq, steps, dtype)
 
 
@@ -179,8 +181,8 @@ def _gpu(name: str) -> DeviceProfile:
         profile = load_profile(name)
     if profile.power is None or profile.power.compute_w is None:
         raise UsageError(
-            f"the power of {name} is unknown, and so is its energy; give a profile with "
-            f"compute_w, such as a5000 or a100-sxm-80gb"
+            f"the power of {name} is unknown, and so is its energy; use a profile with compute_w, "
+            "such as a5000 or a100-sxm-80gb"
         )
     return profile
 
@@ -189,7 +191,7 @@ def _ps(watts: float, seconds: float) -> Ps | None:
     from cleave.energy.account import Ps
     from cleave.energy.meter import Basis
 
-    _check("--ps-watts", watts, 0.0, "watts, or 0 if unknown")
+    _check("--ps-watts", watts, 0.0, "a number of watts, or 0 if unknown")
     return Ps(watts * seconds, Basis.MODELLED) if watts else None
 
 
@@ -197,13 +199,15 @@ def _electricity(place: str, start_hour: float, duration_s: float) -> Electricit
     from cleave.energy.grid import electricity
 
     if not 0 <= start_hour <= 24:
-        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+        raise UsageError(
+            f"--start-hour must be an hour of the day, from 0 to 24, not {start_hour:g}"
+        )
     return electricity(place, start_hour, duration_s) if place else None
 
 
 def _check(name: str, value: float, least: float, wanted: str) -> None:
     if not least <= value < math.inf:  # also raises for NaN
-        raise UsageError(f"{name} is {value:g}; give {wanted}")
+        raise UsageError(f"{name} must be {wanted}, not {value:g}")
 
 
 def _assumed(
@@ -217,10 +221,10 @@ def _assumed(
     from cleave.energy.typical import load_assumptions
 
     made = load_assumptions()
-    _check("--lifetime", lifetime, 0.0, "years, or 0 for the default")
+    _check("--lifetime", lifetime, 0.0, "a number of years, or 0 for the default")
     if not 0 <= utilisation <= 1:
         raise UsageError(
-            f"--utilisation is {utilisation:g}; give a share up to 1, or 0 for the default"
+            f"--utilisation must be between 0 (for the default) and 1, not {utilisation:g}"
         )
     for name, ratio in (("--charger", charger), ("--pue", pue)):
         if ratio:

@@ -232,7 +232,7 @@ def join(
                 )
 
     if own_kind is None and not profile and not PowerMeter(Sensors()).available:
-        text = "the kind of this machine is unknown, so its energy is unknown, too: give --kind"
+        text = "the kind of this machine is unknown, and so is its energy; use --kind to set it"
         event("note", text, text=text)
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
@@ -362,7 +362,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     if not found:
         raise CleaveError(
             "no server on this network answers; start one with `cleave serve --host 0.0.0.0 "
-            "--announce`, or give the join URL that `cleave pair` prints"
+            "--announce`, or use the join URL that `cleave pair` prints"
         )
     for number, server in enumerate(found, start=1):
         title = f" ({server.title})" if server.title else ""
@@ -382,7 +382,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     if chosen == 0:
         raise typer.Exit
     if not 0 < chosen <= len(found):
-        raise UsageError(f"there is no server {chosen}; give a number from 1 to {len(found)}")
+        raise UsageError(f"there is no server {chosen}; choose a number from 1 to {len(found)}")
     server = found[chosen - 1]
     address = answering(server)
     if not address:
@@ -401,8 +401,8 @@ def known_threads(threads: int) -> None:
     """Raise UsageError if `--threads` is below 0 or above `_MOST_THREADS`."""
     if not 0 <= threads <= _MOST_THREADS:
         raise UsageError(
-            f"--threads is {threads}; give 0 for one thread per core, or a number up to "
-            f"{_MOST_THREADS}"
+            f"--threads must be between 0 (for one thread per core) and {_MOST_THREADS}, not "
+            f"{threads}"
         )
 
 
@@ -416,7 +416,7 @@ def known_kind(name: str) -> DeviceKind | None:
 def known_length(name: str) -> None:
     """Raise UsageError if `--name` exceeds `limits.MAX_TEXT` characters."""
     if len(name) > limits.MAX_TEXT:
-        raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
+        raise UsageError(f"--name has {len(name):,} characters; use at most {limits.MAX_TEXT:,}")
 
 
 def known_profile(name: str) -> None:
@@ -425,5 +425,5 @@ def known_profile(name: str) -> None:
 
     if name and name not in load_profiles():
         raise UsageError(
-            f"--profile {name!r} is not in the library; give a name from cleave profile list"
+            f"--profile {name!r} is not in the library; use a name from cleave profile list"
         )

@@ -112,7 +112,7 @@ def plan(
     from cleave_cli.render import plan as render
 
     if bool(model) == bool(gemm):
-        raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
+        raise UsageError("pass either --model or --gemm, as in: cleave plan --model opt-13b")
     for option, value in (("--dtype", dtype), ("--gradients", gradients or dtype)):
         if value not in _ELEMENT_BYTES:
             raise UsageError(f"{option} is {value!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -120,9 +120,11 @@ def plan(
         ("--ps-gbit", ps_gbit), ("--ps-memory", ps_memory), ("--ps-gflops", ps_gflops),
     ):  # fmt: skip
         if not 0 <= number < math.inf:
-            raise UsageError(f"{name} is {number}; give 0 or more")
+            raise UsageError(f"{name} must be 0 or more, not {number}")
     if 0 < ps_gbit < _LEAST_GBIT:
-        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give at least {_LEAST_GBIT:g}, or 0: any")
+        raise UsageError(
+            f"--ps-gbit must be at least {_LEAST_GBIT:g}, or 0 for no limit, not {ps_gbit:g}"
+        )
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
     if counts and (gemm or crossing or plot is not None):
@@ -161,7 +163,7 @@ def plan(
     if gemm:
         if by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
-            raise UsageError(f"{option} is for whole steps; give --model instead of --gemm")
+            raise UsageError(f"{option} is for whole steps; use --model instead of --gemm")
         _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
@@ -246,7 +248,7 @@ def _server_counts(text: str) -> list[int]:
     """Parse `--servers`, such as `1,2,4`; return the sorted numbers."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--servers is {text!r}; give numbers of servers, such as 1,2,4")
+        raise UsageError(f"--servers is {text!r}; use numbers of servers, such as 1,2,4")
     return sorted({int(part) for part in parts})
 
 
@@ -273,8 +275,8 @@ def _plan_servers(
     most = min(devices, rows)
     if counts[-1] > most:
         raise UsageError(
-            f"--servers is {counts[-1]}, with only {counted(devices, 'device')} and "
-            f"{counted(rows, 'sequence')}; give {most} or fewer"
+            f"--servers is {counts[-1]}, but there are only {counted(devices, 'device')} and "
+            f"{counted(rows, 'sequence')}; use {most} or fewer"
         )
     sizes = question.sizes
     spec, layer = sizes.spec, sum(parameter.size for parameter in sizes.layer)
@@ -397,8 +399,8 @@ def _sides(text: str) -> tuple[int, int, int]:
     try:
         m, n, k = (int(part) for part in parts)
     except ValueError:
-        raise UsageError(f"--gemm is {text!r}; give M,N,K, such as 4096,4096,4096") from None
+        raise UsageError(f"--gemm is {text!r}; use M,N,K, such as 4096,4096,4096") from None
     for name, side in (("M", m), ("N", n), ("K", k)):
         if side < 1:
-            raise UsageError(f"{name} of --gemm is {side}; give 1 or more")
+            raise UsageError(f"{name} of --gemm must be 1 or more, not {side}")
     return m, n, k

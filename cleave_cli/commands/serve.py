@@ -213,20 +213,22 @@ def serve(
         raise UsageError(f"--compute is {compute!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
-            raise UsageError(f"{option} is {value}; give 1 or more")
+            raise UsageError(f"{option} must be 1 or more, not {value}")
     if not 0 <= ps_gbit < math.inf:
-        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
+        raise UsageError(f"--ps-gbit must be 0 (unlimited) or more, not {ps_gbit:g}")
     if not 0 <= ps_watts < math.inf:
-        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 to read its sensors")
+        raise UsageError(
+            f"--ps-watts must be a number of watts, or 0 to read the sensors, not {ps_watts:g}"
+        )
     for option, text, most in (("--title", title, _MOST_TITLE), ("--about", about, _MOST_ABOUT)):
         if len(text) > most:
-            raise UsageError(f"{option} has {len(text)} characters; give at most {most}")
+            raise UsageError(f"{option} has {len(text)} characters; use at most {most}")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
     if announce and is_loopback(host):
         raise UsageError(
-            f"--announce is useless with --host {host}, which other machines cannot reach; give "
-            f"--host 0.0.0.0"
+            f"--announce is useless with --host {host}, which other machines cannot reach; use "
+            "--host 0.0.0.0"
         )
     if announce and tls_cert is not None:
         raise UsageError(
@@ -237,7 +239,7 @@ def serve(
         if public_url:
             raise UsageError(
                 f"--public-url {public_url} is the address of one server, but --servers is "
-                f"{servers}; give --servers 1"
+                f"{servers}; use --servers 1"
             )
         need_ray("--servers")
     import cleave

@@ -54,7 +54,7 @@ def simulate(
         float, Option("--detection-s", help="Seconds until a lost device is noticed.")
     ] = 5.0,
     utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
-    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed for all searches.")] = 0,
     thorough: Annotated[
         bool,
         Option(
@@ -93,14 +93,14 @@ def simulate(
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     form = form_of(as_json=as_json, as_csv=as_csv)
     if not ps_gbit >= 0:
-        raise UsageError(f"--ps-gbit is {ps_gbit}; give 0 (unlimited) or more")
+        raise UsageError(f"--ps-gbit must be 0 (unlimited) or more, not {ps_gbit}")
     if not 0 < ps_gflops < math.inf:
-        raise UsageError(f"--ps-gflops is {ps_gflops}; give GFLOP/s above 0")
+        raise UsageError(f"--ps-gflops must be more than 0 GFLOP/s, not {ps_gflops}")
     for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
         if not 0 <= amount < math.inf:
-            raise UsageError(f"{option} is {amount}; give 0 or more")
+            raise UsageError(f"{option} must be 0 or more, not {amount}")
     if not 0 < utilisation <= 1:
-        raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
+        raise UsageError(f"--utilisation must be more than 0 and at most 1, not {utilisation}")
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
@@ -193,7 +193,7 @@ def counts(text: str) -> list[int]:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--devices is {text!r}; give a number, a list (32,256), or a range (32..8192)"
+            f"--devices is {text!r}; use a number, a list (32,256), or a range (32..8192)"
         ) from None
     return sorted(set(found))
 

@@ -124,7 +124,7 @@ def train(
     if "offload" in given and "method" not in given:  # --offload implies tiles
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 or more")
+        raise UsageError(f"--devices must be 0 (for plain PyTorch) or more, not {devices}")
     in_file = settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
         in_file.pop(TABLE, {}),
@@ -148,14 +148,14 @@ def train(
         server = server_of_this_machine()
         if server and not attach:
             display.note(
-                "training on this machine's server, with the devices that joined it; "
-                "to emulate devices instead, give --devices N"
+                "training on this machine's server, with the devices that joined it; to emulate "
+                "devices instead, use --devices N"
             )
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and RunFolder(Path(resume)).config_path.is_file():
             display.note(
                 f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
-                f"emulated; to continue on a server, give --server @FILE"
+                "emulated; to continue on a server, use --server @FILE"
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server @FILE")
@@ -169,7 +169,7 @@ def train(
         settings = {**in_file, **ours}
         model = settings.get("model", "")
     if not (model or resume or attach):
-        raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
+        raise UsageError("nothing to train; add --model, as in: cleave train --model opt-125m")
     for option in _EMULATED:
         if server and option in given:
             raise UsageError(
@@ -250,7 +250,7 @@ def settings_of(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file"
+            f"--config {str(path)!r} cannot be read ({error.strerror}); use a readable TOML file"
         ) from error
     except ValueError as error:
         raise UsageError(f"--config {str(path)!r} is not valid TOML ({error})") from error

@@ -62,7 +62,7 @@ def use(
     from cleave.training.loop.start import use_model
 
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 1 or more, or 0 for this machine alone")
+        raise UsageError(f"--devices must be 0 (for this machine alone) or more, not {devices}")
     if devices and server:
         raise UsageError("--devices emulates devices here, and cannot be combined with --server")
     if server:
@@ -134,7 +134,7 @@ def evaluate(
     from cleave.training.results.uses import Examination, Prediction, UseRequest
 
     if bool(data) == (choices is not None):
-        raise UsageError("give either --data with a text, or --choices with questions")
+        raise UsageError("pass either --data with a text, or --choices with questions")
     if choices is None:
         if examples is not None or subject:
             raise UsageError("--examples and --subject need --choices")
@@ -163,7 +163,7 @@ def evaluate(
 
 def generate(
     model: Model,
-    prompt: Annotated[str, Option(help="The text; -: read it from stdin.")] = "-",
+    prompt: Annotated[str, Option(help="Prompt. Use - to read it from stdin.")] = "-",
     chat: Annotated[bool, Option("--chat", help="The text is a question to a chat model.")] = False,
     tokens: Tokens = 100,
     temperature: Temperature = 0.0,

@@ -163,7 +163,7 @@ def _tasks(job: dict[str, Any]) -> list[Text]:
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:
     if not devices["total"]:
-        return _text("no devices; give one a join code with: cleave pair")
+        return _text("no devices; create a join code with: cleave pair")
     counts: dict[str, list[str]] = {}
     for kind, state, number in sorted(devices["by"], key=lambda row: (row[0] or "~", row[1])):
         shown = f"kind {kind}" if kind else _NO_KIND

@@ -151,8 +151,8 @@ def test_options_are_read(parse: Callable[[str], Any], text: str, expected: Any)
     [
         (p.parse_hours, ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"], "22-7"),
         (p.parse_when, ["idel", "idle,", "always,idle", ","], "charging"),
-        (_memory, ["lots", "-1"], "is not valid; give an amount"),
-        (_memory, ["0", "16"], "is too little; give 17"),
+        (_memory, ["lots", "-1"], "is not valid; use an amount"),
+        (_memory, ["0", "16"], "is too low; use 17"),
         (_memory, ["9GB"], "more than the 8.0 GB"),
         (lambda text: p.parse_memory(text, None), ["50%"], "unknown"),
     ],
@@ -219,7 +219,7 @@ def test_caps(text: str, expected: DataCap) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5GB/week", "GB", "0GB", "0.1MB/day", "-1GB", "5GB/"])
 def test_no_cap(text: str) -> None:
-    with pytest.raises(UsageError, match="is not valid; give a limit such as 500MB/hour"):
+    with pytest.raises(UsageError, match="is not valid; use a limit such as 500MB/hour"):
         parse_data_cap(text)
 
 

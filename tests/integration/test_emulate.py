@@ -212,7 +212,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--trace", "/"), "cannot be written"),
         (
             ("--trace", "/dev/null", "--log", "/dev/null"),
-            "are both /dev/null; give two different files",
+            "are both /dev/null; use two different files",
         ),
         (("--devices", "2", "--csv"), "--csv is for virtual time, and needs --model"),
     ],

@@ -180,7 +180,7 @@ def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"batch": 0}, "--batch is 0"),
+        ({"batch": 0}, "--batch must be 1 or more, not 0"),
         ({"steps": -1}, "--steps is -1"),
         ({"dtype": "fp8"}, "fp8"),
         ({"learning_rate": -1.0}, "--learning-rate is -1"),
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--servers", "0"), "--servers is 0; give 1 or more"),
+        (("--servers", "0"), "--servers must be 1 or more, not 0"),
         (("--ray", "auto"), "--ray needs --servers with at least 2 servers"),
         (("--listen", "8765"), "--listen needs --servers with at least 2 servers"),
         (("--servers", "2", "--listen", "8765", "--devices", "4"), "--listen is for real devices"),

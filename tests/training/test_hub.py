@@ -170,7 +170,7 @@ def test_adapters_are_uploaded_if_others_can_find_their_model(
     assert b"/hub/" not in hub.files["adapter_config.json"]
     hub.asked.clear()
     run = adapted(tmp_path / "folder", corpus_file, str(save_model(tmp_path / "model")))
-    with pytest.raises(UsageError, match=r"which others do not have; give --merge"):
+    with pytest.raises(UsageError, match=r"which others do not have; add --merge"):
         CliRunner().invoke(
             app, ["export", str(run.path), "--push-to-hub", NAME], catch_exceptions=False
         )

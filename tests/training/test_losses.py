@@ -28,7 +28,7 @@ from tests.training.runs import notes_of, steps_of, trained
 
 @pytest.mark.parametrize("name", ["eval_data", "keep_best", "early_stop"])
 def test_without_held_out_losses_it_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="needs held-out losses; give --eval-every"):
+    with pytest.raises(UsageError, match="needs held-out losses; add --eval-every"):
         JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
 
 

@@ -159,9 +159,9 @@ def test_small_products_are_done_here(fleet: Fleet) -> None:
     [
         (
             {"include": "lm_head"},
-            r"include is 'lm_head'; give a list of patterns, such as \['lm_head'\]",
+            r"include is 'lm_head'; use a list of patterns, such as \['lm_head'\]",
         ),
-        ({"min_flops": -1}, "min_flops is -1"),
+        ({"min_flops": -1}, "min_flops must be 0 or more operations, not -1"),
         ({"method": "stages", "exclude": ["lm_head"]}, "apply only to method 'tiles'"),
     ],
 )

@@ -246,7 +246,7 @@ def test_what_changed_under_the_same_path_is_refused_unless_told(tmp_path: Path)
         change(model, data)
         before = run.metrics_path.read_bytes()
         more = replace(job, steps=step)
-        with pytest.raises(CleaveError, match=f"{said}.*or give --accept-changes"):
+        with pytest.raises(CleaveError, match=f"{said}.*or pass --accept-changes"):
             trained(more, run)
         assert run.metrics_path.read_bytes() == before
         # From now on it is what the run has.

@@ -63,7 +63,7 @@ def test_a_missing_or_damaged_config_is_one_sentence(
     run.path.mkdir(parents=True)
     for name in ("a", "b"):
         RunFolder.create(tmp_path / "runs", name).write_config({"seed": 1})
-    with pytest.raises(UsageError, match=r"no run folder '.*/c'; give one of .*runs/a, .*runs/b"):
+    with pytest.raises(UsageError, match=r"no run folder '.*/c'; use one of .*runs/a, .*runs/b"):
         RunFolder(tmp_path / "runs" / "c").read_config()
     run.config_path.write_text("seed = = 1")
     with pytest.raises(UsageError, match="damaged"):

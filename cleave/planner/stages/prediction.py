@@ -229,7 +229,7 @@ def predict(
         if needed > (offered := devices_by_id[device].memory_bytes):
             raise PlanError(
                 f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+                f"{needed / 1e6:.0f} MB; offer more memory, or assign it fewer layers"
             )
     parts: dict[int, list[PlannedStage]] = {}
     for stage in (*stages, *slices):

@@ -41,7 +41,7 @@ class _Copy:
     """A copy of a stage's state on a hot spare.
 
     Attributes:
-        request: the request with which the hot spare repeats steps.
+        request: the hot spare's request, which repeats logged steps.
         updates: number of updates in the state once `request` has been answered.
         most: maximum number of steps left to repeat; with more, the device counts as too slow.
         step: the current step, once the device has begun to repeat it; None before.
@@ -298,7 +298,9 @@ class HotSpares:
         return copy.request
 
     def failed(self, device: int, holders: Set[int]) -> list[SendStage]:
-        """Stop following stages with a device, because one of its orders failed.
+        """Stop using a device as a hot spare after one of its requests failed.
+
+        Return the messages to send.
 
         Args:
             holders: the devices that have a stage in the step.
@@ -309,7 +311,7 @@ class HotSpares:
         self.forget(device)
         store = self._stores[device]
         if device not in holders:
-            store.start_over()  # the next orders need the output of the one that failed
+            store.start_over()  # later requests need the output of the failed one
         return store.take()
 
     def forget(self, device: int) -> None:

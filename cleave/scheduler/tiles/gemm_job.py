@@ -78,7 +78,7 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """Return a name for display, with the shapes of A and B."""
+        """Return a display name: the shapes of A and B, such as `64×32 · 32×16`."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 

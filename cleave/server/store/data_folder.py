@@ -37,8 +37,8 @@ class DataFolder:
             self._lock = Lock(path / LOCK)
         except LockedError as error:
             raise FolderInUseError(
-                f"another server uses the folder {path} ({error.holder}); stop it, or give --data "
-                f"another folder"
+                f"another server uses the folder {path} ({error.holder}); stop it, or pass another "
+                "folder with --data"
             ) from None
         except OSError as error:
             raise _unusable(path, error) from None
@@ -115,4 +115,6 @@ def default_folder() -> Path:
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:
-    return CleaveError(f"{path} cannot be used ({error}); repair it, or give --data another folder")
+    return CleaveError(
+        f"{path} cannot be used ({error}); repair it, or pass another folder with --data"
+    )

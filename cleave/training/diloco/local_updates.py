@@ -406,9 +406,14 @@ def local_updates(
         UsageError: if the job has no fleet, or devices cannot train the model alone.
     """
     if context.fleet is None:
-        raise UsageError("--method diloco needs devices; leave out --devices 0, or the method")
-    if context.ranks.count > 1 or not context.fleet.runtime.keeps_state:
-        raise UsageError("--method diloco works with one server; leave out --servers")
+        raise UsageError("--method diloco needs devices; omit --devices 0 or --method")
+    if context.ranks.count > 1:
+        raise UsageError("--method diloco supports only one server; omit --servers")
+    if not context.fleet.runtime.keeps_state:
+        raise UsageError(
+            "--method diloco cannot run when a server on Ray trains the model, because devices "
+            "cannot keep state between rounds; use --method stages"
+        )
     context.note(
         f"diloco is not exact: devices train alone for {job.every} steps, so the losses differ "
         f"from those of exact training"

@@ -202,7 +202,7 @@ def _fragments(keys: Mapping[SumName, Tensor], count: int) -> list[list[SumName]
     layers = len({layer for layer, _ in keys if layer != LOSS_LAYER})
     if count > layers:
         raise UsageError(
-            f"--fragments is {count}, and the model has {layers} layers; give at most that"
+            f"--fragments is {count}, but the model has only {layers} layers; use at most that many"
         )
     found: list[list[SumName]] = [[] for _ in range(count)]
     for key in keys:

@@ -1,13 +1,14 @@
-"""Checkpoints, from which a run resumes after a crash.
+"""Save checkpoints, and load them to resume a run after a crash.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state
-    folder/step-000123/meta.json              step, checksum, metadata of the caller
+    folder/step-000123/meta.json              step, checksum, the caller's metadata
 
 A checkpoint is written to a temporary folder, which is renamed once all its data is on disk. A
 folder with the final name is therefore complete. Only one process at a time may write.
 
 Loading skips a damaged checkpoint but does not delete it, because it may be the only checkpoint. If
-a checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
+the operating system cannot read a checkpoint file (OSError), loading raises an error instead of
+using an older checkpoint, because the newer one may be intact.
 """
 
 import hashlib
@@ -353,7 +354,7 @@ def _read_header(path: Path) -> _Header:
     except ValueError as error:
         raise DamagedCheckpointError(path, f"{_META} is not JSON") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise DamagedCheckpointError(path, f"{_META} names no format version")
+        raise DamagedCheckpointError(path, f"{_META} has no valid format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
             f"The checkpoint {str(path)!r} has format {fields['format']}, but this version of "

@@ -201,8 +201,8 @@ def changes_since(
     if changed and not accepted:
         raise CleaveError(
             f"this run used {_in_words(changed)} up to step {checkpoint.step}; restore the "
-            f"original inputs (the built-in tokenizer and text depend on the Python version), or "
-            f"give --accept-changes to continue with the current ones"
+            "original inputs (the built-in tokenizer and text depend on the Python version), or "
+            "pass --accept-changes to continue with the current ones"
         )
     if changed:
         context.note(f"continuing with {_in_words(changed)}")

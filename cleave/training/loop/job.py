@@ -48,8 +48,8 @@ class Interval:
         seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
         if not seconds:
             raise UsageError(
-                f"--checkpoint-every is {text!r}; give a number of steps, a time like 90s, 10min "
-                f"or 2h, or 0 for no checkpoints"
+                f"--checkpoint-every is {text!r}; use a number of steps, a time like 90s, 10min or "
+                "2h, or 0 for no checkpoints"
             )
         return cls(seconds=seconds)
 
@@ -176,7 +176,7 @@ class Setting:
     def check(self, option: str, value: Any) -> None:
         """Raise UsageError if the value of `option` is out of range or not among the choices."""
         if isinstance(value, int) and abs(value) >= _MOST_NUMBER:
-            raise UsageError(f"{option} is {value}; give a number below {_MOST_NUMBER:,}")
+            raise UsageError(f"{option} must be a number below {_MOST_NUMBER:,}, not {value}")
         if self.choices is not None:
             values = [member.value for member in self.choices]
             if value not in values:
@@ -187,7 +187,7 @@ class Setting:
         most = math.inf if self.most is None else self.most
         below = math.inf if self.below is None else self.below
         if not (self.least <= value <= most and value < below):
-            raise UsageError(f"{option} is {value}; give {self._range}")
+            raise UsageError(f"{option} must be {self._range}, not {value}")
 
     @property
     def _range(self) -> str:
@@ -391,22 +391,20 @@ class JobSpec:
         self._check_adapters()
         for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
-                raise UsageError(
-                    f"--{_flag(name)} needs held-out losses; give --eval-every as well"
-                )
+                raise UsageError(f"--{_flag(name)} needs held-out losses; add --eval-every")
         if bool(self.sample_every) != bool(self.prompt):
             raise UsageError(
-                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; give a "
-                f"number of steps and a text, or neither"
+                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; set both, "
+                "to a number of steps and a text, or neither"
             )
         if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps the work since the last checkpoint, but --checkpoint-every 0 "
-                "makes no checkpoints; give it a number of steps or a time"
+                "makes no checkpoints; use a number of steps or a time"
             )
         if self.dtype == Precision.FP16.value and self.method == Method.STAGES.value:
             raise UsageError(
-                "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these, or "
+                "--dtype is 'fp16', but stages support only bf16 and fp32; use one of these, or "
                 "--method tiles"
             )
         if self.journal and self.method == Method.STAGES.value:
@@ -420,8 +418,8 @@ class JobSpec:
         """Raise UsageError if a setting cannot be combined with rounds of local updates."""
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
-                f"sgd with --method diloco"
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; use adamw or "
+                "sgd with --method diloco"
             )
         for option, unusable in (
             ("--dtype fp16", self.dtype == Precision.FP16.value),
@@ -439,24 +437,24 @@ class JobSpec:
             if getattr(self, name) % self.every:
                 raise UsageError(
                     f"--{_flag(name)} is {getattr(self, name)}, but --method diloco has weights "
-                    f"only every {self.every} steps; give a multiple of --every"
+                    f"only every {self.every} steps; use a multiple of --every"
                 )
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
             raise UsageError(
-                f"--state {self.state} needs stages, but --method is {self.method!r}; "
-                f"give --method stages"
+                f"--state {self.state} needs stages, but --method is {self.method!r}; use --method "
+                "stages"
             )
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
-                f"sgd, or --state server"
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; use adamw or "
+                "sgd, or --state server"
             )
         if self.fallback == FallbackMode.LOCAL.value:
             raise UsageError(
-                f"--fallback local computes on the server, which has no current weights with "
-                f"--state {self.state}; give --fallback wait, or --state server"
+                "--fallback local computes on the server, which has no current weights with "
+                f"--state {self.state}; use --fallback wait or --state server"
             )
 
     def _check_adapters(self) -> None:
@@ -469,13 +467,13 @@ class JobSpec:
             )
         if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
-                f"--lora is {self.lora!r}, but tiles cannot use quantized weights; give --method "
-                "stages, auto or local, or leave bits out"
+                f"--lora is {self.lora!r}, but tiles cannot use quantized weights; use --method "
+                "stages, auto or local, or omit bits"
             )
         if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
                 "--lora has dropout, which stages do not support: a repeated pass must give the "
-                "same result; leave it out, or give --method tiles"
+                "same result; omit it, or use --method tiles"
             )
 
     @property
@@ -520,7 +518,7 @@ class JobSpec:
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
                 raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
         if "model" not in values:
-            raise UsageError("a job needs a model; give --model")
+            raise UsageError("a job needs a model; add --model")
         return cls(**values)
 
 

@@ -92,7 +92,7 @@ class ComparedRun:
         }
         if not losses:
             raise UsageError(
-                f"--against {job.against!r} has no completed step; give a run with completed steps"
+                f"--against {job.against!r} has no completed step; use a run with completed steps"
             )
         others = [
             f"{name} {config.get(name, default)!r}, here {getattr(job, name)!r}"

@@ -137,7 +137,7 @@ class UpdateRule:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Return torch's names of a parameter's moments, if devices can run this update.
+        """Return torch's names for a parameter's optimizer moments.
 
         Raises:
             UsageError: if devices cannot run the update.

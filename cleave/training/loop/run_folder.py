@@ -232,7 +232,7 @@ class RunFolder:
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
                 f"{str(self.path)!r} is finished after step {last['steps']}; to train it further, "
-                f"give --steps above {last['steps']}"
+                f"use --steps above {last['steps']}"
             )
 
     def rewind(self, step: int) -> int:

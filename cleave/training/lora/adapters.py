@@ -84,7 +84,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
     if spec.bits:
         bits = Bits(spec.bits)
         if why := _quantize(adapted, bits):
-            raise UsageError(f"--lora has bits={int(bits)}, but {why}; leave bits out")
+            raise UsageError(f"--lora has bits={int(bits)}, but {why}; omit bits")
     return adapted
 
 
@@ -115,7 +115,7 @@ def quantize(model: Any, bits: int = 4) -> None:
     if passes_of(inner) is not None or any(hasattr(m, "_cleave") for m in model.modules()):
         raise UsageError("the model is offloaded; quantize it before, or call cleave.restore first")
     if why := _quantize(model, Bits(bits)):
-        raise UsageError(f"{why}; give a model whose layers peft has frozen")
+        raise UsageError(f"{why}; use a model whose layers peft has frozen")
 
 
 def _quantize(model: Any, bits: Bits) -> str:
