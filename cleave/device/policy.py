@@ -386,7 +386,8 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
     if unit == "%":
         if total_bytes is None:
             raise UsageError(
-                f"--memory {text}: this machine's total memory is unknown; use an amount in MB"
+                f"--memory is {text}, but this machine's total memory is unknown; use an amount in "
+                "MB"
             )
         count = amount / 100 * total_bytes
     else:

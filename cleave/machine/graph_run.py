@@ -165,8 +165,8 @@ def run_graph(
         room_bytes = order.room()
         if needed_bytes > room_bytes:  # before the run allocates memory
             raise GraphError(
-                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: "
-                f"send fewer rows, or drop arrays first"
+                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free; "
+                "send fewer rows, or drop arrays first"
             )
         return _run_graph(order, make_session)
     finally:

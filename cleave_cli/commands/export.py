@@ -178,6 +178,6 @@ def _failed(what: str, error: Exception) -> CleaveError:
     lines = str(error).strip().splitlines()
     why = lines[0].rstrip(".") if lines else type(error).__name__
     return CleaveError(
-        f"{what} failed ({why}): check the name and the network, and log in with `hf auth login`, "
-        f"or set HF_TOKEN"
+        f"{what} failed ({why}); check the name and the network, and log in with `hf auth login`, "
+        "or set HF_TOKEN"
     )

@@ -89,7 +89,8 @@ def footprint(
         )
     if run is not None and against:
         raise UsageError(
-            "--against needs --model and --fleet: it compares a planned run, not a finished one"
+            "--against needs --model and --fleet, because it compares a planned run, not a "
+            "finished one"
         )
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)

@@ -169,7 +169,7 @@ def plan(
     spec = find_model(model)
     gemms, adapters = step_gemms(spec, batch, seq, fused), adapters_of(lora, lora_bits, spec)
     if plot is not None and by is Method.LOCAL and not crossing:
-        raise UsageError("--plot shows the work of devices; leave out --method local")
+        raise UsageError("--plot shows the work of devices; omit --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     question = PlanQuestion(
@@ -362,8 +362,8 @@ def _draw(
         draw_tiling(path, max(found.tiles.reports, key=lambda r: r.plan.makespan_s).plan)
     else:
         raise UsageError(
-            "--plot has no plan to draw: neither stages nor tiles are possible; leave out --plot "
-            "to see why"
+            "--plot has no plan to draw, because neither stages nor tiles are possible; omit "
+            "--plot to see why"
         )
 
 

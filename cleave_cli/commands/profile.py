@@ -370,10 +370,12 @@ def _writable(path: Path, *, force: bool) -> Path:
     if path.exists() and not force:
         raise UsageError(f"{path} already exists; add --force to overwrite it, or use another -o")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: the folder {path.parent} does not exist")
+        raise UsageError(
+            f"{path} cannot be written, because the folder {path.parent} does not exist"
+        )
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(
-            f"{path} cannot be written: this user may not create files in {path.parent}"
+            f"{path} cannot be written, because this user may not create files in {path.parent}"
         )
     return path
 

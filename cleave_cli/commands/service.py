@@ -167,7 +167,7 @@ def _files(installer: device_service.Installer) -> dict[str, str]:
 def _installer(*, system: bool) -> device_service.Installer:
     if sys.platform == "win32":
         raise UsageError(
-            "Windows has neither systemd nor launchd; have its Task Scheduler start `cleave join`"
+            "Windows has neither systemd nor launchd; use its Task Scheduler to start `cleave join`"
         )
     manager = ServiceManager.LAUNCHD if sys.platform == "darwin" else ServiceManager.SYSTEMD
     home = Path.home()

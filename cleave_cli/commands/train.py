@@ -158,7 +158,9 @@ def train(
                 "emulated; to continue on a server, use --server @FILE"
             )
     if attach and not server:
-        raise UsageError(f"--attach {attach}: no server runs here; say which with --server @FILE")
+        raise UsageError(
+            f"--attach {attach} needs a server, but none runs here; name one with --server @FILE"
+        )
     if in_file:
         if resume:
             raise UsageError(
@@ -350,7 +352,7 @@ def _on_server(
                     display.plain(record)
         except asyncio.CancelledError:
             display.note(
-                f"detached; {job} continues. Follow it with: cleave train {where}--attach {job}"
+                f"detached; {job} continues; follow it with: cleave train {where}--attach {job}"
             )
         finally:
             await client.close()

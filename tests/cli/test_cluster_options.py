@@ -35,7 +35,7 @@ def test_the_command_line_counts_more_than_the_file() -> None:
             {"servers": 2, "listen": 8765},
             "listen in [cluster] of --config must be a string, not 8765",
         ),
-        ({"servers": 0}, "--servers is 0"),
+        ({"servers": 0}, "--servers must be 1 or more, not 0"),
         ({"ray": "auto"}, "--ray needs --servers"),
     ],
 )

@@ -278,7 +278,7 @@ def test_rows_say_what_the_document_does() -> None:
             "--lora-bits is 4, but no weights are frozen; add --lora RANK",
         ),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing needs forecasts of stages"),
-        ((*SMALL, "--method", "local", "--plot", "a.png"), "leave out --method local"),
+        ((*SMALL, "--method", "local", "--plot", "a.png"), "omit --method local"),
         ((*SMALL, "--json", "--csv"), "--json and --csv cannot be combined"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops must be 0 or more, not inf"),
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit must be at least"),

@@ -217,7 +217,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"profile .*box\.toml cannot be written: the folder .* does not exist"
+        ValueError,
+        match=r"profile .*box\.toml cannot be written: the folder .* does not exist",
     ):
         write_profile(FULL, tmp_path / "nowhere" / "box.toml")
 

@@ -177,7 +177,7 @@ def test_a_run_without_a_checkpoint_is_resumed_only_to_restart(
     run = RunFolder.create(tmp_path, "mine")
     run.write_config(job_of(corpus_file).to_dict())
     runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
-    with pytest.raises(CleaveError, match=r"has no checkpoint: .*--restart"):
+    with pytest.raises(CleaveError, match=r"has no checkpoint, .*--restart"):
         runner.check(asked)
     for more in ("restart", "begin"):
         runner.check({**asked, more: True})
@@ -336,7 +336,7 @@ def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
     run: RunFolder, corpus_file: Path
 ) -> None:
     run.metrics_path.write_text("years of work\n")
-    with pytest.raises(CleaveError, match="is not the metrics file of a run: move it away"):
+    with pytest.raises(CleaveError, match="is not the metrics file of a run; move it away"):
         trained(replace(one_step_job(corpus_file), steps=2), run)
     assert run.metrics_path.read_text() == "years of work\n"
 

@@ -109,7 +109,7 @@ def test_a_half_line_is_not_a_record_and_a_damaged_one_is_an_error(tmp_path: Pat
     run.metrics_path.write_text('{"step": 1}\n{"st')
     assert list(run.records()) == [{"step": 1}]
     run.metrics_path.write_text('{"step": 1}\n\0\0\0\n{"step": 2}\n{"event": "resumed"}\n')
-    with pytest.raises(CleaveError, match="Line 2"):
+    with pytest.raises(CleaveError, match="line 2"):
         list(run.records())
     run.rewind(2)
     assert list(run.records()) == [{"step": 1}, {"step": 2}, {"event": "resumed"}]

@@ -131,9 +131,9 @@ def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemory
     largest = float(tables.memory_of_layers.diagonal(1).max())
     why = f", because a single layer (or part) needs up to {largest / 1e6:.0f} MB on one device"
     return DeviceMemoryError(
-        f"the layers need about {needed / 1e6:.0f} MB of memory, and do not fit on "
-        f"{len(able)} devices with {offered / 1e6:.0f} MB in total"
-        f"{why if needed <= offered else ''}: connect more devices, or let them offer more memory"
+        f"the layers need about {needed / 1e6:.0f} MB of memory, and do not fit on {len(able)} "
+        f"devices with {offered / 1e6:.0f} MB in total{why if needed <= offered else ''}; connect "
+        "more devices, or let them offer more memory"
     )
 
 

@@ -184,8 +184,8 @@ class StageRuns:
         """
         if self._step is not None and not self._step.ended:
             raise UsageError(
-                "the fleet does another step by stages: do its backward pass first, or "
-                "cleave.restore its model"
+                "the fleet is running another step by stages; run its backward pass first, or call "
+                "cleave.restore on its model"
             )
         self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
         for device, nbytes in self._before_renewal.items():

@@ -49,8 +49,8 @@ class DamagedCheckpointError(CleaveError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"The checkpoint {str(path)!r} is damaged ({reason}): replace it with a copy, "
-            "continue from an older checkpoint, or start over."
+            f"the checkpoint {str(path)!r} is damaged ({reason}); replace it with a copy, continue "
+            "from an older checkpoint, or start over"
         )
         self.path = path
         self.reason = reason
@@ -174,7 +174,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
     tensors = _read_tensors(path, header)
     if name := first_not_finite(tensors):  # earlier versions wrote checkpoints of diverged runs
-        raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
+        raise DamagedCheckpointError(path, f"{name!r} is not finite, because the run had diverged")
     return LoadedCheckpoint(header.step, tensors, header.meta)
 
 
@@ -228,8 +228,8 @@ def set_aside(path: Path) -> Path:
         path.rename(aside)
     except OSError as error:
         raise CleaveError(
-            f"The damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
-            f"({error.strerror}): check that you may write there, or move it away."
+            f"the damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
+            f"({error.strerror}); check that you may write there, or move it away"
         ) from error
     return aside
 
@@ -334,8 +334,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(doomed)
     except OSError as error:
         warnings.warn(
-            f"The old checkpoint {str(path)!r} cannot be removed ({error.strerror}): "
-            "remove it by hand to free its space.",
+            f"the old checkpoint {str(path)!r} cannot be removed ({error.strerror}); remove it by "
+            "hand to free its space",
             stacklevel=3,
         )
 
@@ -357,8 +357,8 @@ def _read_header(path: Path) -> _Header:
         raise DamagedCheckpointError(path, f"{_META} has no valid format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
-            f"The checkpoint {str(path)!r} has format {fields['format']}, but this version of "
-            f"Cleave reads only formats up to {_FORMAT}: update Cleave."
+            f"the checkpoint {str(path)!r} has format {fields['format']}, but this version of "
+            f"Cleave reads only formats up to {_FORMAT}; update Cleave"
         )
     kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
     for field, kind in kinds.items():
@@ -383,7 +383,7 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
 
 def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
     return CleaveError(
-        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), but it "
-        "may be intact: fix the problem and try again, or move its folder away to "
-        "continue from an older checkpoint."
+        f"the checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), but it "
+        "may be intact; fix the problem and try again, or move its folder away to continue from an "
+        "older checkpoint"
     )

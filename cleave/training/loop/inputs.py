@@ -152,8 +152,8 @@ def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoin
         )
     if not (job.journal and holds_beginning(run.path / JOURNAL)):
         raise CleaveError(
-            f"{where!r} has no checkpoint: the run ended before it wrote one; add --restart "
-            f"to start over at step 1"
+            f"{where!r} has no checkpoint, because the run ended before it wrote one; add "
+            "--restart to start over at step 1"
         )
 
 

@@ -472,8 +472,8 @@ class JobSpec:
             )
         if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
-                "--lora has dropout, which stages do not support: a repeated pass must give the "
-                "same result; omit it, or use --method tiles"
+                "--lora has dropout, which stages do not support, because a repeated pass must "
+                "give the same result; omit it, or use --method tiles"
             )
 
     @property

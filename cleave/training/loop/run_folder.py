@@ -100,7 +100,7 @@ class RunFolder:
         """Raise UsageError if `name` is not a valid folder name, or already exists in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
-                f"{name!r} is not a valid run name: use visible characters without slashes."
+                f"{name!r} is not a valid run name; use visible characters without slashes"
             )
         if (root / name).exists():
             raise _taken(root / name)
@@ -135,7 +135,7 @@ class RunFolder:
             lock = Lock(self.path / LOCK, wait_s)
         except LockedError as error:
             raise UsageError(
-                f"{error.holder} is using the run folder {str(self.path)!r}: wait until it ends, "
+                f"{error.holder} is using the run folder {str(self.path)!r}; wait until it ends, "
                 f"or stop it{advice}"
             ) from None
         except OSError as error:
@@ -189,7 +189,7 @@ class RunFolder:
             raise unknown("run folder", str(self.path), runs_beside(self.path)) from error
         except ValueError as error:
             raise UsageError(
-                f"{str(self.config_path)!r} is damaged ({error}): repair it, or start a new run."
+                f"{str(self.config_path)!r} is damaged ({error}); repair it, or start a new run"
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -219,8 +219,8 @@ class RunFolder:
                 yield record
             elif line.endswith(b"\n"):
                 raise CleaveError(
-                    f"Line {number} of {str(self.metrics_path)!r} is damaged: "
-                    "remove the line, or resume the run, which removes it."
+                    f"line {number} of {str(self.metrics_path)!r} is damaged; remove the line, or "
+                    "resume the run, which removes it"
                 )
 
     def check_unfinished(self, steps: int) -> None:
@@ -256,7 +256,7 @@ class RunFolder:
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
             raise CleaveError(
-                f"{str(self.metrics_path)!r} is not the metrics file of a run: move it away"
+                f"{str(self.metrics_path)!r} is not the metrics file of a run; move it away"
             )
         try:
             refuse_link(self.metrics_path)
@@ -316,8 +316,8 @@ class RunFolder:
             return
         except OSError as error:
             raise CleaveError(
-                f"{str(self.metrics_path)!r} cannot be read ({error.strerror}): "
-                "check the file and its permissions."
+                f"{str(self.metrics_path)!r} cannot be read ({error.strerror}); check the file and "
+                "its permissions"
             ) from error
 
 
@@ -379,7 +379,7 @@ def _without_none(value: Any) -> Any:
 
 def _taken(path: Path) -> UsageError:
     return UsageError(
-        f"The run folder {str(path)!r} already exists: choose another name, or resume that run."
+        f"the run folder {str(path)!r} already exists; choose another name, or resume that run"
     )
 
 
@@ -403,8 +403,8 @@ def newest_first(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CleaveError(
-            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
-            "check that it is a folder you may read."
+            f"the checkpoints in {str(folder)!r} cannot be listed ({error.strerror}); check that "
+            "it is a folder you may read"
         ) from error
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
 

@@ -177,7 +177,7 @@ def _train(
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
     for fault in start.damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
-        context.note(f"passed over: {fault} It is kept as {aside}.")
+        context.note(f"skipped a checkpoint: {fault} (it is kept as {aside})")
     spec = dataset.source.spec
     weights = "" if dataset.source.folder else ", with new random weights"
     context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
@@ -211,7 +211,7 @@ def _train(
             trainer.in_checkpoints = checkpoint is not start.resident
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
-            context.note("no checkpoint found: starting from the beginning")
+            context.note("no checkpoint found; starting from the beginning")
         if resume:
             comparable = losses_comparable(checkpoint, job, changed)
             trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)

@@ -703,8 +703,8 @@ class Trainer:
             self._sync()
         except AbandonedError:
             self.context.note(
-                f"no checkpoint of step {self.step}: its weights are on devices, and no connected "
-                f"device can return them"
+                f"step {self.step} has no checkpoint, because its weights are on devices, and no "
+                "connected device can return them"
             )
             return
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
@@ -757,8 +757,8 @@ class Trainer:
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
             self.context.note(
-                f"the held-out loss after step {self.step} is {loss}: the run may have diverged. "
-                f"The checkpoint before that is kept until a held-out loss is finite again"
+                f"the held-out loss after step {self.step} is {loss}, so the run may have "
+                "diverged; the checkpoint before that is kept until a held-out loss is finite again"
             )
         if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
             self._save(BEST, keep=_ALL)
@@ -872,8 +872,8 @@ class Trainer:
         self._logged = self._resident.logged(self.step, rates, self.folder.records())
         if steps := len(self._logged.steps):
             self.context.note(
-                f"the log contains the steps up to step {self.step + steps}: devices rebuild their "
-                f"state from it"
+                f"the log contains the steps up to step {self.step + steps}; devices rebuild their "
+                "state from it"
             )
 
     @property
@@ -954,6 +954,6 @@ def _open_journal(
         discard(folder)
         return None
     if context.fleet is None:
-        context.note("the journal is off: this run has no fleet")
+        context.note("the journal is off, because this run has no fleet")
         return None
     return Journal(folder, base, say=context.note, clock=context.clock, patience=patience)

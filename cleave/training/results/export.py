@@ -356,8 +356,8 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         return load_checkpoint(path)
     if (found := load_latest(folder)) is None:
         raise UsageError(
-            f"{str(run.path)!r} has no checkpoint: the run has not ended, or it writes none; "
-            f"continue it with --resume, or train without --checkpoint-every 0"
+            f"{str(run.path)!r} has no checkpoint, because the run has not ended or writes none; "
+            "continue it with --resume, or train without --checkpoint-every 0"
         )
     return found
 

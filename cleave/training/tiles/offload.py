@@ -309,8 +309,8 @@ def _check_weight(layer: str, weight: Tensor) -> None:
     """Raise UsageError if a layer's weight has an unsupported dtype or is not on the CPU."""
     if weight.device.type != "cpu":
         raise UsageError(
-            f"layer {layer!r} is on {weight.device}; the parameter server keeps the model in "
-            f"host memory: call model.to('cpu') first"
+            f"layer {layer!r} is on {weight.device}; the parameter server keeps the model in host "
+            "memory, so call model.to('cpu') first"
         )
     if weight.dtype not in DTYPES:
         raise UsageError(
@@ -399,7 +399,7 @@ def _offload_by_stages(
         if parameter.device.type != "cpu":
             raise UsageError(
                 f"parameter {name!r} is on {parameter.device}, but stages need the model in host "
-                f"memory: call model.to('cpu') first"
+                "memory; call model.to('cpu') first"
             )
     go_by_stages(inner, StagedForward(inner, fleet, audit, local_after_s))
     return OffloadReport(Method.STAGES.value, {}, {})
