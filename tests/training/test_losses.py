@@ -60,7 +60,7 @@ def test_a_wrong_path_is_refused_before_a_tokenizer_is_made(
     monkeypatch.setattr(inputs, "default_tokenizer", lambda **_: pytest.fail("it was made"))
     none = str(tmp_path / "none.txt")
     job = JobSpec("opt-nano", **{given: none}, eval_every=1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="There is no file or folder"):
+    with pytest.raises(UsageError, match="there is no file or folder"):
         inputs.prepare(job, TrainContext(None, lambda record: None))
 
 

@@ -138,6 +138,8 @@ class HotSpares:
     def begin(self, work: StepWork, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the steps logged since the last call.
 
+        Return the messages to send.
+
         Args:
             work: the step that has begun.
             holders: the devices that have a stage in this step.
@@ -155,7 +157,8 @@ class HotSpares:
     ) -> list[SendStage]:
         """Request that a stage's hot spare repeat micro-batches of the current step.
 
-        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped.
+        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped. Return
+        the messages to send.
 
         Args:
             step: the current step. Its optimizer coefficients are not known yet.
@@ -175,6 +178,8 @@ class HotSpares:
 
     def complete(self, step: LoggedStep, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the rest of a completed step, including its update.
+
+        Return the messages to send.
 
         Args:
             step: the completed step, with its optimizer coefficients.
@@ -273,7 +278,10 @@ class HotSpares:
         return copy is not None and copy.request is order.request
 
     def answered(self, order: StageOrder, run: int) -> list[SendStage]:
-        """Record the answer to an order. Request more logged passes."""
+        """Record the answer to an order. Request more logged passes.
+
+        Return the messages to send.
+        """
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         store.answered(run)
