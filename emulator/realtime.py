@@ -317,7 +317,7 @@ class _Session(DeviceSession):
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return 0 to reconnect at once, or None (never) after a `bye` that names no new server."""
+        """Return 0 to reconnect at once, or None (never) after a `bye` without a new server."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:

@@ -339,7 +339,7 @@ class _Lines:
 
 
 class _Group:
-    """A validated `[[group]]` table of a fleet file, from which devices are drawn."""
+    """A validated `[[group]]` table of a fleet file, used to draw devices."""
 
     def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
         self._place = place

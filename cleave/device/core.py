@@ -220,7 +220,7 @@ class DeviceCore:
         nbytes = payload_bytes(message.payload)
         if nbytes > limits.MAX_GRAPH_BYTES:
             raise ProtocolError(
-                f"graph {message.id} has {nbytes} bytes; the limit is {limits.MAX_GRAPH_BYTES}"
+                f"graph {message.id} is {nbytes} bytes; the limit is {limits.MAX_GRAPH_BYTES}"
             )
         products = DType.BF16 if message.products == DType.BF16.value else None
         self._keep(message.id, StoredGraph(message.payload, nbytes, products))
@@ -253,8 +253,8 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + nbytes > self.memory_bytes:
             raise ProtocolError(
-                f"array {id} does not fit: {taken} of {self.memory_bytes} "
-                f"bytes are in use, and it needs {nbytes}"
+                f"array {id} needs {nbytes} bytes, but {taken} of {self.memory_bytes} bytes are in "
+                "use"
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
@@ -284,7 +284,8 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + result_bytes > self.memory_bytes:
             raise _CannotRunError(
-                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
+                f"the result needs {result_bytes} bytes, but {taken} of {self.memory_bytes} are in "
+                "use"
             )
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
@@ -399,8 +400,8 @@ def _array_bytes(message: messages.Put, itemsize: int) -> int:
     length = payload_bytes(message.payload)
     if length != nbytes:
         raise ProtocolError(
-            f"array {message.id} has {length} bytes; "
-            f"{message.rows}x{message.columns} {message.dtype} needs {nbytes}"
+            f"array {message.id} is {length} bytes, but {message.rows}x{message.columns} "
+            f"{message.dtype} needs {nbytes}"
         )
     return nbytes
 

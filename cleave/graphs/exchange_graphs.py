@@ -1,4 +1,4 @@
-"""Graphs for local updates, in which devices exchange weights with the server.
+"""Graphs that devices run to exchange weights with the server in local updates.
 
 After a round, a device subtracts its weights from its weights at the start of the round, and
 returns the difference. It then adds the change of the server's weights to its weights at the start
@@ -197,7 +197,7 @@ def dequantized(codes: Array, scales: Array) -> Array:
 
 
 def quantized(values: Array, block: int) -> tuple[Array, Array]:
-    """Return the codes (uint8, from 0) and scales with which the server sends a vector."""
+    """Return the codes (uint8, from 0) and scales that the server sends for a vector."""
     rows = values.reshape(-1, block)
     scales = np.maximum(np.abs(rows).max(1) / np.float32(LARGEST), np.float32(_TINY))
     codes = np.round(rows / scales[:, None]) + LARGEST

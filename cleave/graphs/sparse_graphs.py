@@ -188,7 +188,7 @@ def sparse_difference(halves: Array, scales: Array, chunks: Chunks) -> Array:
 
 
 def sparse_change(change: Array, chunks: Chunks) -> tuple[Array, Array, Array]:
-    """Return the mask, codes and scales with which the server sends the change of a vector.
+    """Return the mask, codes and scales that the server sends for the change of a vector.
 
     The first code stands for 0. The other codes belong, in order, to the elements whose bit in the
     mask is set. Each chunk has one scale.

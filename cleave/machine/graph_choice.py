@@ -152,7 +152,7 @@ def one_processor(backend: str, runner: str) -> tuple[str, str]:
     backend, runner = known_name(backend), known_runner(runner)
     if backend == AUTO and runner != AUTO:  # tiles have no WebGPU here
         backend = CPU if runner in (CPU, "torch:cpu", webgpu_session.NAME) else runner
-    elif runner == AUTO and backend not in (AUTO, "torch"):  # `torch` names no processor
+    elif runner == AUTO and backend not in (AUTO, "torch"):  # `torch` does not name a processor
         runner = CPU if backend in (CPU, "numpy", "torch:cpu") else backend
     return backend, runner
 

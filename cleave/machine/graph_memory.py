@@ -71,7 +71,7 @@ class GraphMemory:
         try:
             self._graph = _read(memoryview(model))
         except onnx.ProtobufError as error:
-            raise GraphError(f"it is no ONNX model: {error}") from None
+            raise GraphError(f"it is not an ONNX model: {error}") from None
         self._inputs = [name for name in self._graph.inputs if name not in self._graph.constants]
         self._found: dict[tuple[object, ...], int] = {}
 
@@ -93,7 +93,7 @@ class GraphMemory:
             try:
                 self._found[key] = self._peak(given, kept)
             except onnx.ProtobufError as error:  # subgraphs are parsed only here
-                raise GraphError(f"it is no ONNX model: {error}") from None
+                raise GraphError(f"it is not an ONNX model: {error}") from None
         return self._found[key]
 
     def _peak(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
@@ -421,8 +421,8 @@ def _read(model: memoryview) -> _Graph:
     if len(versions) != 1 or not versions <= set(OPSETS):
         raise UnboundedError(
             Refusal.OPSET,
-            f"graphs are of ONNX's operations {OPSETS[0]} to {OPSETS[-1]}, and this one is of "
-            f"{', '.join(map(str, sorted(versions))) or 'none'}",
+            f"a graph must use one of the ONNX operator sets {OPSETS[0]} to {OPSETS[-1]}, but "
+            f"this one uses {', '.join(map(str, sorted(versions))) or 'none'}",
         )
     return _graph_of(_joined(model, onnx.ModelField.GRAPH), inside=False)
 

@@ -165,7 +165,7 @@ def run_graph(
         room_bytes = order.room()
         if needed_bytes > room_bytes:  # before the run allocates memory
             raise GraphError(
-                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free; "
+                f"the run needs {needed_bytes} bytes, but only {max(room_bytes, 0):.0f} are free; "
                 "send fewer rows, or drop arrays first"
             )
         return _run_graph(order, make_session)
@@ -202,7 +202,7 @@ def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
         found = session.run(feed, list(wanted))
     for name, kept in wanted.items():
         if (nbytes := _declared_bytes(found[name])) != kept.nbytes:
-            raise GraphError(f"an output has {nbytes} bytes, not {kept.nbytes} as was said")
+            raise GraphError(f"an output is {nbytes} bytes, not {kept.nbytes} as announced")
     for name, kept in wanted.items():
         kept.value = found[name]
     return time.perf_counter() - began_s

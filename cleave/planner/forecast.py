@@ -386,7 +386,7 @@ class MethodChoice:
 
     @property
     def exact(self) -> list[Forecast]:
-        """Return the forecasts of exact methods, of which AUTO chooses one."""
+        """Return the forecasts of the exact methods. AUTO chooses one of these methods."""
         return [each for each in self.forecasts if each.method in _BY_TRAFFIC]
 
     @property
@@ -431,7 +431,11 @@ class MethodChoice:
             return f"Using {name}: no other method is possible."
         others = " and ".join(f"{in_seconds(e.step_s)} {_BY[e.method]}" for e in possible)
         least = min(each.step_s for each in possible)
-        tie = "; of equally fast methods, it sends the least" if least <= chosen.step_s else ""
+        tie = (
+            "; of methods with the same step time, it sends the least"
+            if least <= chosen.step_s
+            else ""
+        )
         takes = in_seconds(chosen.step_s)
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
 

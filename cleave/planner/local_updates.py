@@ -1,4 +1,4 @@
-"""Predicts rounds of local updates (DiLoCo), in which devices train whole models alone."""
+"""Predict rounds of local updates (DiLoCo), where devices train whole models alone."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void and return the open join codes with which a revoked device could rejoin."""
+        """Void and return the open join codes that a revoked device could use to rejoin."""
         now_s = self._clocks.wall()
         its = [code for code in self.codes() if code.is_open(now_s) and code.id == device.code]
         for code in its:

@@ -93,7 +93,7 @@ class _Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # set once the device has joined
-    refusal: messages.Error | None = None  # error with which the PS ended the session, if any
+    refusal: messages.Error | None = None  # error that the PS sent to end the session, if any
     farewell: str = ""  # reason in the `bye` that the PS sent to the device
 
     def close(self) -> None:

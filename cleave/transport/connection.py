@@ -78,7 +78,7 @@ class Accepted(Connection, Protocol):
 
 @runtime_checkable
 class Guarded(Protocol):
-    """Interface of a WebSocket that inspects all received data. See `GuardedConnection`."""
+    """Interface for a WebSocket that inspects all received data. See `GuardedConnection`."""
 
     cut_because: str
 

@@ -17,7 +17,7 @@ from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
-JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a device
+JOIN_PATH: Final = "/join"  # path of the page that a browser opens to join as a device
 
 
 @dataclass(frozen=True, slots=True)

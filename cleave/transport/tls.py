@@ -257,7 +257,7 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Return a server's TLS context and addresses; load or create the certificate if TLS is on.
 
     Args:
-        now: current time with a time zone, from which a new certificate's dates are derived.
+        now: current time with a time zone, used to set a new certificate's dates.
 
     Raises:
         UsageError: if other machines could reach the server without TLS and `insecure_lan` is not

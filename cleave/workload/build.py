@@ -166,7 +166,7 @@ def build_model(
     state of torch does not change.
 
     Args:
-        seed: seed of the random weights. Equal seeds give bit-equal weights.
+        seed: seed for the random weights. Equal seeds give bit-equal weights.
         narrow: whether to use bf16 weights instead of fp32.
         place: called with the model on the meta device. It may give parameters memory elsewhere,
             for example in files.

@@ -51,7 +51,7 @@ def emulate(
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     duration: Annotated[
-        float, Option(help="Seconds until all devices leave; 0: until Ctrl-C.")
+        float, Option(help="Seconds until all devices leave; 0 means until Ctrl-C.")
     ] = 0.0,
     speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
@@ -60,7 +60,7 @@ def emulate(
     ] = True,
     trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
     log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,
-    seed: Annotated[int, Option(help="Seed of links, jitter, drift and churn.")] = 0,
+    seed: Annotated[int, Option(help="Random seed for links, jitter, drift and churn.")] = 0,
     start_hour: Annotated[
         float, Option(help="Hour of the day at the start, for devices with daily hours.")
     ] = 22.0,
@@ -72,7 +72,8 @@ def emulate(
     steps: Annotated[int, Option(help="With --model: number of steps.")] = 1,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     ps_gbit: Annotated[
-        float, Option(help="With --model: card of the PS, Gbit/s each way; 0: unlimited.")
+        float,
+        Option(help="With --model: PS's network card, Gbit/s each way; 0 means unlimited."),
     ] = 0.0,
     ps_gflops: Annotated[
         float,

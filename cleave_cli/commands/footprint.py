@@ -49,18 +49,30 @@ def footprint(
         float, Option(help="Hour of the day at the start, for a CSV of hourly values.")
     ] = 0.0,
     lifetime: Annotated[
-        float, Option(help="Lifetime of devices and GPU in years; 0: the default of each kind.")
+        float,
+        Option(help="Lifetime of devices and GPU in years; 0 uses the default for each kind."),
     ] = 0.0,
-    utilisation: Annotated[float, Option(help="Share of lifetime in use; 0: default.")] = 0.0,
+    utilisation: Annotated[
+        float, Option(help="Share of its lifetime that a device is in use; 0 uses the default.")
+    ] = 0.0,
     charger: Annotated[
         float,
-        Option(help="Energy at the socket relative to energy used; 0: the default of each kind."),
+        Option(
+            help="Ratio of energy at the socket to energy used; 0 uses the default for each kind."
+        ),
     ] = 0.0,
-    network: Annotated[float, Option(help="kWh per GB of traffic; -1: default.")] = _AS_ASSUMED,
-    ps_watts: Annotated[float, Option(help="Watts of the PS at the socket; 0: unknown.")] = 0.0,
-    pue: Annotated[float, Option(help="PUE of the data centre, 1 or more; 0: default.")] = 0.0,
+    network: Annotated[
+        float, Option(help="kWh per GB of traffic; -1 uses the default.")
+    ] = _AS_ASSUMED,
+    ps_watts: Annotated[
+        float, Option(help="Power of the PS at the socket in watts; 0 means unknown.")
+    ] = 0.0,
+    pue: Annotated[
+        float, Option(help="PUE of the data centre, 1 or more; 0 uses the default.")
+    ] = 0.0,
     host_share: Annotated[
-        float, Option(help="Energy of the GPU's host relative to the GPU's; -1: default.")
+        float,
+        Option(help="Ratio of the energy of the GPU's host to the GPU's; -1 uses the default."),
     ] = _AS_ASSUMED,
     gpu_share: Annotated[
         float, Option(help="Share of the GPU's multiplications/s that training reaches.")

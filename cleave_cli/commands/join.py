@@ -59,16 +59,16 @@ RunnerName = Annotated[
     ),
 ]
 Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
-Threads = Annotated[int, Option(help="Threads for multiplications; 0: one per usable core.")]
-Cores = Annotated[int, Option(help="Maximum number of cores to use; 0: all.")]
-When = Annotated[
-    str, Option(help="When to work: idle, charging, or idle,charging; always: at any time.")
-]
+Threads = Annotated[int, Option(help="Threads for multiplications; 0 uses one per usable core.")]
+Cores = Annotated[int, Option(help="Maximum number of cores to use; 0 uses all.")]
+When = Annotated[str, Option(help="When to work: idle, charging, idle,charging (both), or always.")]
 Hours = Annotated[str, Option(help="Work only in these local hours, such as 22-7.")]
-MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0: no limit.")]
+MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0 means no limit.")]
 MaxData = Annotated[
     str,
-    Option(help="Traffic limit, such as 500MB/hour, 5GB/day or 50GB/month; 5GB: in total."),
+    Option(
+        help="Traffic limit, such as 500MB/hour, 5GB/day or 50GB/month, or 5GB for the whole run."
+    ),
 ]
 Once = Annotated[bool, Option("--once", help="Serve one session: do not reconnect.")]
 Profile = Annotated[
@@ -377,7 +377,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
         err=True,
     )
     chosen: int = typer.prompt(
-        "Number of the server to join; 0: none", default=0, type=int, err=True
+        "Number of the server to join; 0 for none", default=0, type=int, err=True
     )
     if chosen == 0:
         raise typer.Exit

@@ -37,8 +37,8 @@ def plan(
     ] = 0.0,
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
-    lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
-    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
+    lora: Annotated[int, Option(help="Rank of adapters to train; 0 trains the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
     method: Annotated[
         str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
@@ -59,12 +59,16 @@ def plan(
             help="Plan Linears that share an input as one GEMM. Training runs them separately.",
         ),
     ] = False,
-    ps_gflops: Annotated[float, Option(help="GFLOP/s of the server; 0: of this machine.")] = 0.0,
-    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
+    ps_gflops: Annotated[float, Option(help="Server's GFLOP/s; 0 uses this machine's.")] = 0.0,
+    ps_gbit: Annotated[
+        float, Option(help="Speed of the PS's network card each way in Gbit/s; 0 means unlimited.")
+    ] = 0.0,
     coding: Annotated[
         str, Option(help="Count payloads as compressed: auto (on slow links), on, off.")
     ] = "auto",
-    ps_memory: Annotated[float, Option(help="GB for partial sums on the PS; 0: unlimited.")] = 0.0,
+    ps_memory: Annotated[
+        float, Option(help="Memory for partial sums on the PS in GB; 0 means unlimited.")
+    ] = 0.0,
     crossing: Annotated[
         bool,
         Option("--crossing", help="Find the number of tokens per step above which stages win."),

@@ -54,15 +54,15 @@ STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and
 
 def serve(
     host: Annotated[
-        str, Option(help="Address to listen on; 0.0.0.0: all addresses.")
+        str, Option(help="Address to listen on; 0.0.0.0 means all addresses.")
     ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0: any free port.")] = 8765,
+    port: Annotated[int, Option(help="Port to listen on; 0 uses any free port.")] = 8765,
     runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
         str,
         Option(
             envvar="CLEAVE_DATA",
-            help="Folder for the records of devices and jobs; none: keep no records. "
+            help="Folder for the records of devices and jobs; `none` keeps no records. "
             "Default: the system's data folder.",
         ),
     ] = "",
@@ -102,7 +102,7 @@ def serve(
     tls: Annotated[
         str,
         Option(
-            help="auto: a self-signed certificate, which the join URL names; off: none. "
+            help="`auto` uses a self-signed certificate that the join URL names; `off` uses none. "
             "Default: off on loopback, auto elsewhere."
         ),
     ] = "",
@@ -130,17 +130,17 @@ def serve(
     ] = False,
     allow_origin: Annotated[
         list[str] | None,
-        Option(help="Origin of browsers that may join: https://example.org; repeatable."),
+        Option(help="Origin of browsers that may join, such as https://example.org; repeatable."),
     ] = None,
     ps_gbit: Annotated[
-        float, Option(help="Speed of this machine's network card in Gbit/s; 0: unlimited.")
+        float, Option(help="Speed of this machine's network card in Gbit/s; 0 means unlimited.")
     ] = 0,
     grid: Annotated[
         str, Option(help="Country whose electricity is used, such as DEU, for carbon.")
     ] = "",
     ps_watts: Annotated[
         float,
-        Option(help="Power of this machine at the socket in watts; 0: read its sensors."),
+        Option(help="Power of this machine at the socket in watts; 0 reads its sensors."),
     ] = 0,
     servers: Annotated[
         int,

@@ -29,7 +29,8 @@ def simulate(
         str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
     ] = "32..8192",
     methods: Annotated[
-        str, Option(help="Names, separated by commas; cloud: all clouds; all: all methods.")
+        str,
+        Option(help="Methods, separated by commas. `cloud` means all clouds, `all` all methods."),
     ] = "all",
     fleet: Annotated[
         str, Option(help="Built-in fleet without its size, or a TOML file.")
@@ -40,7 +41,9 @@ def simulate(
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
-    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
+    ps_gbit: Annotated[
+        float, Option(help="Speed of the PS's network card each way in Gbit/s; 0 means unlimited.")
+    ] = 0.0,
     ps_gflops: Annotated[
         float, Option(help="GFLOP/s of the PS, for a loss that no device computes.")
     ] = 500.0,

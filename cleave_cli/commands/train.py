@@ -26,7 +26,9 @@ _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # settin
 
 
 def train(
-    devices: Annotated[int, Option(help="Number of emulated devices; 0: plain PyTorch.")] = DEVICES,
+    devices: Annotated[
+        int, Option(help="Number of emulated devices; 0 uses plain PyTorch.")
+    ] = DEVICES,
     fleet: Annotated[str, Option(help="Fleet: paper, home-mix, ..., or a TOML file.")] = "paper",
     churn: Annotated[
         str,
@@ -154,7 +156,7 @@ def train(
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and RunFolder(Path(resume)).config_path.is_file():
             display.note(
-                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
+                f"{resume} was trained by a server and has no emulated devices, so {DEVICES} are "
                 "emulated; to continue on a server, use --server @FILE"
             )
     if attach and not server:

@@ -27,7 +27,7 @@ Model: TypeAlias = Annotated[
     Path, Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
 ]
 Devices: TypeAlias = Annotated[
-    int, Option(help="Number of emulated devices; 0: this machine alone.")
+    int, Option(help="Number of emulated devices; 0 uses this machine alone.")
 ]
 Server: TypeAlias = Annotated[
     str,
@@ -38,16 +38,19 @@ Server: TypeAlias = Annotated[
     ),
 ]
 Step: TypeAlias = Annotated[
-    int, Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
+    int, Option(help="Step of the checkpoint; 0 means the newest intact one.", min=0)
 ]
 Tokens: TypeAlias = Annotated[int, Option(help="Maximum number of new tokens.", min=1)]
 Temperature: TypeAlias = Annotated[
-    float, Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
+    float,
+    Option(
+        help="0 always chooses the likeliest token; higher values give more varied text.", min=0.0
+    ),
 ]
 TopP: TypeAlias = Annotated[
     float, Option(help="Sample from the likeliest tokens with this total probability.")
 ]
-Seed: TypeAlias = Annotated[int, Option(help="Seed of the choice of tokens.")]
+Seed: TypeAlias = Annotated[int, Option(help="Random seed for sampling tokens.")]
 
 
 def use(
@@ -116,7 +119,9 @@ def evaluate(
     examples: Annotated[Path | None, Option(help="With --choices: questions with answers.")] = None,
     shots: Annotated[int, Option(help="Number of --examples in the prompt.", min=0)] = 5,
     subject: Annotated[str, Option(help="With --choices: subject of the questions.")] = "",
-    seq: Annotated[int, Option(help="Tokens per window; 0: 1024 or the model's limit.", min=0)] = 0,
+    seq: Annotated[
+        int, Option(help="Tokens per window; 0 means 1024, or the model's limit if lower.", min=0)
+    ] = 0,
     batch: Annotated[int, Option(help="Windows per batch.", min=1)] = 4,
     devices: Devices = 0,
     server: Server = "",

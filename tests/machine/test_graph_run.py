@@ -174,7 +174,7 @@ def test_what_one_run_keeps_later_ones_take() -> None:
 @pytest.mark.parametrize("sizes", [(24, 23), (48, 24), (0, 24)])
 def test_all_outputs_are_kept_or_none(sizes: tuple[int, int]) -> None:
     y, new = Kept(sizes[0]), Kept(sizes[1])
-    with pytest.raises(GraphError, match="as was said"):
+    with pytest.raises(GraphError, match="as announced"):
         _run(_totals(), [_put(SIX), None], [y, new])
     assert (y.value, new.value) == (None, None)
 
@@ -189,7 +189,7 @@ def test_a_run_names_every_input_and_output(inputs: int, outputs: int) -> None:
 
 def test_what_a_failed_run_was_to_make_is_not_there() -> None:
     y = Kept(1)
-    with pytest.raises(GraphError, match="as was said"):
+    with pytest.raises(GraphError, match="as announced"):
         _run(_stored(adding()), [_put(SIX), None], [y])
     later = Kept(24)
     with pytest.raises(GraphError, match="not here: what was to compute it failed"):

@@ -420,7 +420,7 @@ class StageStep:
     def _stands_out(self, request: StageRequest) -> dict[Place, float]:
         """Return the unusual magnitudes in a request's results, keyed by place."""
         if self._diverged or request not in self._requests or self._trained is not None:
-            return {}  # the PS lacks the weights with which it could repeat resident stages
+            return {}  # the PS lacks the weights that it would need to repeat resident stages
         return {p: size for p, size in request.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:

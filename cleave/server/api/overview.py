@@ -47,7 +47,7 @@ class Look:
 
 
 class Rates:
-    """Counter snapshots from about the last `window_s` seconds, from which rates are computed.
+    """Counter snapshots from about the last `window_s` seconds, used to compute rates.
 
     All counters were 0 at time `began_s`.
     """
@@ -95,7 +95,7 @@ _MAX_JOB_NAME: Final = 50
 
 
 class Live(Protocol):
-    """Interface of the runtime that an overview describes. `LiveRuntime` implements it."""
+    """Interface for the runtime that an overview describes. `LiveRuntime` implements it."""
 
     manager: SessionManager
 

@@ -51,7 +51,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """Interface of the tokenizers that `build_corpus` accepts, such as `TextTokenizer`."""
+    """Interface for tokenizers that `build_corpus` accepts, such as `TextTokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...

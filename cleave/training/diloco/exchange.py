@@ -91,7 +91,7 @@ class Exchange:
         self._graph, self._array = graph, array
 
     def work(self, weight: StageArray) -> ExchangeWork:
-        """Return the graphs with which devices exchange a parameter."""
+        """Return the graphs that devices run to exchange a parameter."""
         form = _form(self.kind, weight.rows * weight.columns)
         match form:
             case Chunks():

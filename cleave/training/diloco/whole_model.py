@@ -33,7 +33,9 @@ from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
-_MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
+_MIXED: Final = (
+    0.5  # share of its own weights in the mix from which a device continues, as published
+)
 _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 

@@ -154,7 +154,7 @@ MAY_CHANGE: Final = (  # settings that may change when a run is resumed
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Help text and limits of a `JobSpec` field, from which the field's CLI option is generated.
+    """Help text and limits of a `JobSpec` field, used to generate the field's CLI option.
 
     Attributes:
         help: description of the field for `--help`.
@@ -232,7 +232,7 @@ class JobSpec:
     dtype: str = _setting("fp32", "fp32, bf16 or fp16.", common=True, choices=Precision)
     learning_rate: float = _setting(
         0.0,
-        "Peak learning rate; 0: the model's published rate.",
+        "Peak learning rate; 0 means the model's published rate.",
         "--learning-rate",
         "--lr",
         common=True,
@@ -264,7 +264,9 @@ class JobSpec:
     momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
-    seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True, least=0)
+    seed: int = _setting(
+        0, "Random seed for weights, dropout and data order.", common=True, least=0
+    )
     eval_data: str = _setting("", "Held-out data, in the form of --data [default: 2% of --data]")
     eval_every: int = _setting(
         0, "Steps between held-out losses; 0 for none.", common=True, least=0
@@ -272,7 +274,7 @@ class JobSpec:
     eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
     checkpoint_every: int | str = _setting(
         "10min",  # about the most training time that a crash can lose
-        "Interval between checkpoints: steps, such as 500, or a time, such as 10min; 0: none.",
+        "Interval between checkpoints: steps, such as 500, or a time, such as 10min; 0 for none.",
         common=True,
     )
     save_total_limit: int = _setting(2, "Number of latest checkpoints to keep.", least=1)

@@ -1,4 +1,4 @@
-"""Select the memory mode with which the PS trains a job, and refuse jobs that cannot fit."""
+"""Select the PS's memory mode for training a job, and refuse jobs that cannot fit."""
 
 from __future__ import annotations
 

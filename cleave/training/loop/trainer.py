@@ -103,7 +103,7 @@ from cleave.workload.build import enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-_ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
+_ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
 _SAMPLE_TOKENS: Final = 60
 
 

@@ -262,8 +262,8 @@ def open_adapters(folder: Path) -> PeftModel:
         source = Path(base) if Path(base).is_dir() else hub_folder(base)
         if source is None:
             raise UsageError(
-                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
-                f"there; move it there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which does not "
+                f"exist; move it there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
             )
         model, _ = load_folder(source)
         with quiet_transformers():

@@ -212,8 +212,8 @@ def _noticing_loss() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostServerError(
-            f"another server of this training is gone ({str(error).splitlines()[0][:200]}); "
-            "training continues from the last checkpoint once it is back"
+            f"another server of this run was lost ({str(error).splitlines()[0][:200]}); training "
+            "continues from the last checkpoint once it is back"
         ) from error
 
 

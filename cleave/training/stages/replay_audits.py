@@ -248,7 +248,7 @@ class ReplayAudits:
                 for fault in each.faults
                 if fault.device == audit.holders[number].device and _is_certain(audit, number)
             ]
-            # Other devices had the stage earlier. The state with which they began is unknown.
+            # Other devices had the stage earlier. Their initial state is unknown.
             self._lie = Lie(faults, blamed)
             return
         for number in (number for number, each in found.items() if each.proves):

@@ -1,4 +1,4 @@
-"""Logged steps in files, from which a restarted server rebuilds trained state on devices.
+"""Logged steps in files. A restarted server uses them to rebuild trained state on devices.
 
 A file contains the length of a description, the description in msgpack, the arrays, and a checksum.
 A file that is damaged, for example by a power loss, ends the log.
