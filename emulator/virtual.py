@@ -639,7 +639,7 @@ class VirtualRuntime(Runtime):
             self._send_up(device, action)
 
     def _product(self, device: _VirtualDevice, order: Order) -> Any:
-        """Return the result of an order, or an error message if the order failed."""
+        """Return the result of a task, or an error message if the task failed."""
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):

@@ -1,8 +1,8 @@
 """The device's protocol state machine. It uses no sockets or clocks and computes nothing itself.
 
-`DeviceCore.received` converts a message from the PS into orders (work to execute) and messages to
-send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed
-in sequence, because an order may need the outputs of an earlier order.
+`DeviceCore.received` converts a message from the PS into tasks (work to execute) and messages to
+send. The caller reports the end of each task with `computed` or `failed`. Tasks must be executed
+in sequence, because a task may need the outputs of an earlier task.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class DeviceCore:
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
-        """Return the order for a request, or a `task_error` message if the request is invalid."""
+        """Return the task for a request, or a `task_error` message if the request is invalid."""
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was requested twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:

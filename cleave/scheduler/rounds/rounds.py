@@ -42,7 +42,7 @@ class LocalRounds:
         return set(self._workers)
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order is part of a round."""
+        """Return whether a task is part of a round."""
         return order.request.device in self._workers
 
     def busy(self, device: int) -> bool:
@@ -96,7 +96,7 @@ class LocalRounds:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result, now_s: float
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order of a round. Return the instructions to carry out."""
+        """Handle a device's answer to a task of a round. Return the instructions to carry out."""
         self.results += 1
         device, work = order.request.device, self._round
         worker = self._workers[device]

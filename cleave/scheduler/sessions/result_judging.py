@@ -97,7 +97,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
     if isinstance(result, messages.Computed):
         return "" if of_graph else f"the result is missing: {rows}x{columns} {dtype} was requested"
     if of_graph:
-        return "it sent a result for an order that returns none"
+        return "it sent a result for a task that returns none"
     nbytes = payload_bytes(result.payload)
     form = (result.rows, result.columns, result.dtype, nbytes)
     if form == (rows, columns, dtype, task.output_bytes):

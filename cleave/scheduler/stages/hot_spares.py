@@ -273,12 +273,12 @@ class HotSpares:
         return chosen
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order was sent to a hot spare to follow a stage."""
+        """Return whether a task was sent to a hot spare to follow a stage."""
         copy = self._copies.get((order.request.device, order.request.stage))
         return copy is not None and copy.request is order.request
 
     def answered(self, order: StageOrder, run: int) -> list[SendStage]:
-        """Record the answer to an order. Request more logged passes.
+        """Record the answer to a task. Request more logged passes.
 
         Return the messages to send.
         """

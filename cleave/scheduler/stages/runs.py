@@ -471,7 +471,7 @@ class StageRuns:
         flops: int,
         now_s: float,
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order that required `flops` floating-point operations.
+        """Handle a device's answer to a task that required `flops` floating-point operations.
 
         Return the instructions to carry out.
         """
@@ -505,7 +505,7 @@ class StageRuns:
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat a failed order, or all of the device's unfinished passes if necessary.
+        """Repeat a failed task, or all of the device's unfinished passes if necessary.
 
         Return the instructions to carry out.
         """

@@ -45,7 +45,7 @@ class SnapshotRun:
         self._held_by = {n: s.holding(work.planned[n]) for n, s in holders.items()}
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order is part of this snapshot."""
+        """Return whether a task is part of this snapshot."""
         return self._requests.get(order.request.device) is order.request
 
     def involves(self, device: int) -> bool:

@@ -154,7 +154,7 @@ class StageStep:
         return out
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Record an array that a device returned in answer to an order.
+        """Record an array that a device returned in answer to a task.
 
         Return the instructions to carry out.
         """
@@ -209,13 +209,13 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int, *, of_spare: bool = False) -> list[ForSteps]:
-        """Repeat an order that failed on a device. Return the instructions to carry out.
+        """Repeat a task that failed on a device. Return the instructions to carry out.
 
-        If the order cannot be repeated alone, repeat all of the device's passes whose results have
+        If the task cannot be repeated alone, repeat all of the device's passes whose results have
         not arrived at the PS.
 
         Args:
-            of_spare: whether the order was for another stage, which the device followed.
+            of_spare: whether the task was for another stage, which the device followed.
         """
         request = order.request
         store = self._stores.get(request.device)
@@ -373,7 +373,7 @@ class StageStep:
     # --- answers ---
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Record the answer to an order. The last answer of a request completes the request.
+        """Record the answer to a task. The last answer of a request completes the request.
 
         Return the instructions to carry out.
         """
