@@ -66,7 +66,10 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return `server` or, if empty, the URL of the server that uses `data`; empty if none runs."""
+    """Return `server`.
+
+    If empty, return the URL of the server that uses `data`; empty if none runs.
+    """
     from cleave.server.store import data_folder
 
     if server:

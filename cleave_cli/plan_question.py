@@ -78,7 +78,7 @@ class PlanQuestion:
         return there if on_devices else self, why
 
     def with_own_device_s(self, found: MethodChoice) -> float | None:
-        """Return the step time by stages, in seconds, if this machine is also a device.
+        """Return the step time by stages, in seconds, with this machine as an additional device.
 
         The result is None if stages are not chosen, or if this device would save too little time.
         """

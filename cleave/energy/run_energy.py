@@ -75,7 +75,7 @@ class RunEnergy:
                 "devices are emulated on a virtual clock, on which the PS's own work takes no time"
             )
         elif self.usages:
-            notes.append("devices joined the server; their profiles are those that they report")
+            notes.append("devices joined the server; their profiles are the ones that they report")
         if self.machine_j is not None:
             apart = ""
             if self._shared:

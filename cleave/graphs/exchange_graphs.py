@@ -33,7 +33,7 @@ _BIAS: Final = 15  # of the exponents of fp16
 
 
 def zeros_graph() -> bytes:
-    """Return a graph from `WEIGHT` to `MOMENT`, an initial moment of zeros in the same shape."""
+    """Return a graph that computes `MOMENT`: zeros in the shape of `WEIGHT`."""
     return _of_two("Sub", names.WEIGHT, names.WEIGHT, names.MOMENT)
 
 
@@ -66,17 +66,17 @@ def clip_graph(scalars: int) -> bytes:
 
 
 def difference_graph() -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `GRADIENT`, their difference."""
+    """Return a graph that computes `GRADIENT`, the difference between `START` and `WEIGHT`."""
     return _of_two("Sub", names.START, names.WEIGHT, names.GRADIENT)
 
 
 def added_graph() -> bytes:
-    """Return a graph from `START` and `GRADIENT` to `updated(WEIGHT)`, their sum."""
+    """Return a graph that computes `updated(WEIGHT)`, the sum of `START` and `GRADIENT`."""
     return _of_two("Add", names.START, names.GRADIENT, names.updated(names.WEIGHT))
 
 
 def mixed_graph(part: float) -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `updated(WEIGHT)`, their weighted average.
+    """Return a graph that computes `updated(WEIGHT)`, a weighted average of `START` and `WEIGHT`.
 
     Args:
         part: weight of `WEIGHT` in the average; alpha in Streaming DiLoCo (arXiv 2501.18512).
@@ -104,7 +104,7 @@ def block_of(elements: int) -> int:
 
 
 def coded_difference_graph(block: int) -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `CODES` and `SCALES`.
+    """Return a graph that computes `CODES` and `SCALES` from `START` and `WEIGHT`.
 
     `CODES` has one fp16 number per two elements; `codes_of` decodes it. `SCALES` has one number per
     block of `block` elements.
@@ -211,9 +211,9 @@ def codes_from(sent: Array) -> Array:
 
 
 def coded_added_graph(block: int) -> bytes:
-    """Return a graph from `START`, `CODES` and `SCALES` to `updated(WEIGHT)`.
+    """Return a graph that computes `updated(WEIGHT)` from `START`, `CODES` and `SCALES`.
 
-    `CODES` and `SCALES` are those of `quantized`.
+    `quantized` returns `CODES` and `SCALES`.
     """
     nodes = [
         Node("Cast", [names.CODES], ["numbers"], {"to": 1}),

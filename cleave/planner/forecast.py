@@ -315,7 +315,7 @@ class StepForecaster:
         planner: StagePlanner = plan_stages,
         ps: PsCompute | None = None,
     ) -> float | None:
-        """Return the step time by stages, in seconds, if the PS's computer is also a device.
+        """Return the step time by stages, in seconds, with the PS's computer as one more device.
 
         Args:
             found: the model, and its plan for `devices` alone.

@@ -654,7 +654,7 @@ def _shown(per_s: float, suffix: str) -> str:
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the first error that `instructions` send to a session; None if they send no error."""
+    """Return the first error that `instructions` send to a session; None without an error."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)

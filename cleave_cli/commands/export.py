@@ -114,7 +114,7 @@ def export(
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return a run's number of devices and energy for the model card, if known."""
+    """Return what is known of a run's number of devices and energy, for the model card."""
     from cleave.energy.account import fleet_footprint
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_assumptions, load_typical

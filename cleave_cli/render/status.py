@@ -154,7 +154,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 
 def _tasks(job: dict[str, Any]) -> list[Text]:
-    """Return a line with the progress of the running step, if a step is running."""
+    """Return a line with the progress of the running step; no line if no step is running."""
     tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
         return []

@@ -114,7 +114,7 @@ def _by_room(
     """Yield groupings for stages whose memory requirements differ.
 
     Each stage has about the same number of layers. The devices with the least memory are assigned
-    first, each to the currently slowest stage among those that fit in its memory.
+    first, each to the currently slowest stage that fits in its memory.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():

@@ -82,9 +82,9 @@ def held_by_device(
 
     Args:
         stages: all stages, followed by all slices of the loss.
-        kept_batches: numbers of micro-batches that each device retains besides those that it
-            computes; by default, none. Each retained micro-batch counts with the size for the
-            device's stage that retains the most.
+        kept_batches: numbers of micro-batches that each device retains without computing them; by
+            default, none. Each retained micro-batch counts with the size for the device's stage
+            that retains the most.
     """
     found: dict[int, int] = {}
     most: dict[int, int] = {}  # memory for the retained micro-batches

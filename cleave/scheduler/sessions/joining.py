@@ -154,7 +154,7 @@ class Joining:
         max_devices: maximum number of connected devices; None if unlimited.
         observe: whether plans use each device's measured pace.
         coding: policy that selects the links on which payloads are compressed.
-        card: rates of the server's network card; None if they are not a limit.
+        card: rates of the server's network card; None if the card is not a bottleneck.
         expected: minimum number of devices that are assumed to share the network card.
     """
 

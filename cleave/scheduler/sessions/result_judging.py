@@ -76,7 +76,7 @@ class Verification:
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Return whether to verify a result that has just arrived, if verification is active.
+        """Return whether to verify a result that has just arrived. Verification must be active.
 
         Args:
             rng: secret random generator, so that devices cannot predict which results are verified.

@@ -136,7 +136,7 @@ class StageDevice(StagePasses):
             self.forget_step(step.work, self.work, request.plan)
 
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
-        """Append logged steps to those that the request must repeat, and request them."""
+        """Append logged steps to the steps that the request must repeat, and request them."""
         for step in steps:
             request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
             request.replay.append((step, None))

@@ -296,7 +296,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid of the arrays, in the GEMM's orientation; None if they do not form a grid."""
+    """Return the grid of the arrays, in the GEMM's orientation; None without a grid."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):

@@ -340,7 +340,10 @@ class Overview:
         return (rows + [_job_row(job) for job in jobs])[-MAX_JOBS:]
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return job `id` or, if `id` is empty, the running job or else the last started job."""
+        """Return job `id`.
+
+        If `id` is empty, return the running job, or else the last started job.
+        """
         if self.jobs is None:
             return None
         if id:

@@ -92,7 +92,7 @@ class MemoryMode(Enum):
 class OffloadMode(Enum):
     """Which GEMMs the fleet computes with `--method tiles`.
 
-    ALL: every GEMM. AUTO: every GEMM except those that the PS is predicted to compute faster.
+    ALL: every GEMM. AUTO: every GEMM that the PS is not predicted to compute faster.
     """
 
     ALL = "all"
@@ -346,7 +346,7 @@ class JobSpec:
     )
     offload: str = _setting(
         "all",
-        "Products sent by tiles: all, or auto (those that are faster on the fleet).",
+        "Products sent to the fleet by tiles: all, or auto (only if faster there).",
         choices=OffloadMode,
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")

@@ -227,7 +227,9 @@ class ReplayAudits:
         return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:
-        """Return the faults that finished audits found, if any. The caller must then `roll_back`.
+        """Return the faults that finished audits found; None if they found none.
+
+        After a fault, the caller must call `roll_back`.
 
         Args:
             wait: whether to wait for audits in progress.

@@ -219,7 +219,7 @@ def send(
     if not found:
         raise UsageError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload"
-            + (" among those that include and exclude select" if include or exclude else "")
+            + (" among the layers that include and exclude select" if include or exclude else "")
         )
     operands = Operands(_with_fallback(fleet, fallback, fallback_after_s), min_flops)
     for module, becomes in found.values():
