@@ -243,13 +243,13 @@ def require_visible(policy: Policy, seen: Observation) -> None:
         )
     if Condition.CHARGING in policy.when and seen.charging is None:
         problems.append(
-            "--when charging: this machine does not show whether its battery is charging; "
-            "leave out charging"
+            "--when charging: this machine does not show whether its battery is charging; omit "
+            "charging"
         )
     if policy.max_temperature_c is not None and seen.temperature_c is None:
         problems.append(
-            f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; "
-            f"leave it out and lend fewer --cores"
+            f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; omit it, "
+            "and lend fewer --cores"
         )
     if problems:
         raise UsageError("; ".join(problems))

@@ -404,7 +404,7 @@ def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) 
     if free > 1 or fixed < 0 or batch * fixed != given.elements:
         raise UnboundedError(
             Refusal.SHAPE,
-            f"{shown} has the shape {list(sizes)}, and {given.elements} elements came",
+            f"{shown} has the shape {list(sizes)}, but {given.elements} elements arrived",
         )
     return Sized(tuple(size if isinstance(size, int) else batch for size in sizes), type)
 

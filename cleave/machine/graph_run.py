@@ -262,7 +262,7 @@ def on_host(value: Any) -> Any:
 
 
 def _is_bf16(value: Any) -> bool:
-    """Return True for a tensor in bf16, which PyTorch computed with products in bf16."""
+    """Return True for a bf16 tensor. PyTorch has computed it with matrix products in bf16."""
     return str(value.dtype) == "torch.bfloat16"
 
 

@@ -303,8 +303,8 @@ def _names(host: str) -> tuple[str, ...]:
 def _with_given(host: str, security: Security) -> Exposure:
     if security.tls is not None:
         raise UsageError(
-            f"--tls {security.tls.value} cannot be combined with a given certificate; "
-            f"leave out --tls, or --tls-cert and --tls-key"
+            f"--tls {security.tls.value} cannot be combined with your own certificate; omit either "
+            "--tls, or --tls-cert and --tls-key"
         )
     if security.certificate is None or security.key is None:
         raise UsageError(

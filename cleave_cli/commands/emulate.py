@@ -70,7 +70,7 @@ def emulate(
         str, Option(help="With --model: tiles, or stages (whole layers on devices).")
     ] = "tiles",
     steps: Annotated[int, Option(help="With --model: number of steps.")] = 1,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",
     ps_gbit: Annotated[
         float,
         Option(help="With --model: PS's network card, Gbit/s each way; 0 means unlimited."),
@@ -78,8 +78,8 @@ def emulate(
     ps_gflops: Annotated[
         float,
         Option(
-            help="With --model: GFLOP/s of the server. 0: measured here (stages), or no time for "
-            "the server's own work (tiles)."
+            help="With --model: server's GFLOP/s; 0 measures this machine (stages), or assumes no "
+            "time for the server's own work (tiles)."
         ),
     ] = 0.0,
     coding: Annotated[str, Option(help="With --model, compress payloads: auto, on, off.")] = "auto",

@@ -31,7 +31,7 @@ def footprint(
     run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
     model: Annotated[str, Option(help="Instead of a run: model, such as opt-1.3b.")] = "",
     fleet: Annotated[
-        str, Option(help="With --model: laptops-4, home-mix-N, ..., or a TOML file.")
+        str, Option(help="With --model: fleet, such as laptops-4, home-mix-N or a TOML file.")
     ] = "laptops-4",
     against: Annotated[
         str, Option(help="With --model: profile of a data centre's GPU, such as a5000.")
@@ -39,12 +39,14 @@ def footprint(
     steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
     batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
-    dtype: Annotated[str, Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="With --model: dtype: bf16, fp16 or fp32.")] = "bf16",
     grid: Annotated[
         str,
         Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hourly values."),
     ] = "",
-    cloud_grid: Annotated[str, Option(help="Electricity of the data centre, if not --grid.")] = "",
+    cloud_grid: Annotated[
+        str, Option(help="Electricity of the data centre; default: --grid.")
+    ] = "",
     start_hour: Annotated[
         float, Option(help="Hour of the day at the start, for a CSV of hourly values.")
     ] = 0.0,

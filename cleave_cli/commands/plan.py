@@ -31,16 +31,18 @@ def plan(
     gemm: Annotated[str, Option(help="One GEMM instead of a model: M,N,K.")] = "",
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
-    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
+    fleet: Annotated[
+        str, Option(help="Fleet: paper-N, home-mix-N, ..., or a TOML file.")
+    ] = "paper-256",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",
     gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
     lora: Annotated[int, Option(help="Rank of adapters to train; 0 trains the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
     method: Annotated[
-        str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
+        str, Option(help="Method: auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
     every: Annotated[int, Option(help="With diloco: local steps between exchanges.", min=1)] = 50,
     fragments: Annotated[
@@ -51,7 +53,9 @@ def plan(
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",
-    tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
+    tiling: Annotated[
+        str, Option(help="Tiling: 3d, or 2d (rows and columns only, as published).")
+    ] = "3d",
     fused: Annotated[
         bool,
         Option(
@@ -140,7 +144,7 @@ def plan(
         raise UsageError("--memory sharded needs --servers")
     if sharded and (method == "stages" or lora):
         raise UsageError(
-            "--memory sharded works only with tiles of whole models; leave out --method stages and "
+            "--memory sharded works only with tiles of whole models; omit --method stages and "
             "--lora"
         )
     if tiles and not (gemm and form is Form.JSON):
@@ -152,8 +156,7 @@ def plan(
     by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL, Method.DILOCO))
     if where_state is not StateMode.SERVER and not by_stages:
         raise UsageError(
-            f"--state {state} needs stages on one server; leave out --gemm, --servers and other "
-            f"methods"
+            f"--state {state} needs stages on one server; omit --gemm, --servers and other methods"
         )
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
@@ -329,7 +332,7 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
     from cleave.planner.plan import Method
 
     if method not in (Method.AUTO, Method.STAGES):
-        raise UsageError(f"--crossing needs forecasts of stages; leave out --method {method.value}")
+        raise UsageError(f"--crossing needs forecasts of stages; omit --method {method.value}")
     most = max(1, _MOST_TOKENS // question.sizes.sequence)
 
     def predict(rows: int) -> CrossingPoint:

@@ -46,7 +46,7 @@ def device(
     name: Annotated[str, Option(help="Name of the profile. Default: the host name.")] = "",
     title: Annotated[str, Option(help="Readable title. Default: the CPU.")] = "",
     kind: Annotated[
-        str, Option(help="phone, tablet, laptop, desktop, sbc, server, cloud-gpu.")
+        str, Option(help="Kind: phone, tablet, laptop, desktop, sbc, server or cloud-gpu.")
     ] = "",
     backend: Annotated[
         str,

@@ -450,7 +450,7 @@ def _relayed(server: Server) -> str:
     if outside.scheme != own.scheme:
         text += (
             "; it must terminate TLS with a certificate that devices trust, and it can read "
-            "everything (to prevent that, leave out --tls off)"
+            "everything (to prevent that, omit --tls off)"
         )
     return text
 

@@ -37,7 +37,7 @@ def simulate(
     ] = "paper",
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "bf16",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,

@@ -135,7 +135,7 @@ def test_the_caller_chooses(fleet: Fleet) -> None:
     model = model_of("llama")
     report = cleave.offload(model, fleet, include=["model.layers.0.*"], exclude=["*.mlp.*"])
     assert {name.rsplit(".", 1)[0] for name in report.sent} == {"model.layers.0.self_attn"}
-    assert report.stayed["lm_head"].reason == "include and exclude leave it out"
+    assert report.stayed["lm_head"].reason == "include and exclude do not select it"
     cleave.restore(model)
     with pytest.raises(UsageError, match=r"no nn\.Linear .* that include and exclude select"):
         cleave.offload(model, fleet, include=["decoder.*"])

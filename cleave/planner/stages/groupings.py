@@ -91,7 +91,7 @@ def groupings(
 def _every(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers
 ) -> Iterator[Grouping]:
-    """Yield groupings of the fastest devices, some with too little memory for all layers."""
+    """Yield groupings of the fastest devices. Some groupings lack the memory for all layers."""
     every = np.arange(len(order))
     roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):

@@ -156,7 +156,7 @@ class LocalUpdates:
         rate: Callable[[int], float],
         step: Callable[[], list[Batch]],
     ) -> RoundWork:
-        """Return a round. Devices take turns to draw the data of their steps."""
+        """Return the next round. Devices take turns drawing the data for their steps."""
         drawn: dict[int, list[Sequence[Batch]]] = {device: [] for device in steps}
         for number in range(max(steps.values())):
             for device in drawn:

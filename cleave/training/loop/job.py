@@ -229,7 +229,9 @@ class JobSpec:
         choices=Packing,
     )
     accumulate: int = _setting(1, "Micro-batches per step.", common=True, least=1)
-    dtype: str = _setting("fp32", "fp32, bf16 or fp16.", common=True, choices=Precision)
+    dtype: str = _setting(
+        "fp32", "Dtype of the computation: fp32, bf16 or fp16.", common=True, choices=Precision
+    )
     learning_rate: float = _setting(
         0.0,
         "Peak learning rate; 0 means the model's published rate.",
@@ -242,7 +244,9 @@ class JobSpec:
         -1, "Warm-up steps; -1 for a tenth of the run, at most 100.", least=-1
     )
     schedule: str = _setting(
-        "cosine", "After the warm-up: cosine, linear, constant, or wsd.", choices=Decay
+        "cosine",
+        "Learning-rate schedule after the warm-up: cosine, linear, constant or wsd.",
+        choices=Decay,
     )
     floor: float = _setting(0.1, "Final learning rate, as a share of the peak.", least=0, most=1)
     decay_steps: int = _setting(
@@ -254,7 +258,9 @@ class JobSpec:
         "the frozen weights are quantized (QLoRA).",
         common=True,
     )
-    optimizer: str = _setting("adamw", "adamw, sgd, adafactor, or muon.", choices=OptimizerKind)
+    optimizer: str = _setting(
+        "adamw", "Optimizer: adamw, sgd, adafactor or muon.", choices=OptimizerKind
+    )
     beta1: float = _setting(
         0.9, "First beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
     )
@@ -291,8 +297,9 @@ class JobSpec:
     report_to: str = _setting("", "Also log to: tensorboard, wandb, or tensorboard+wandb.")
     memory: str = _setting(
         "auto",
-        "auto, plain, recompute (activations), lean (and update during the backward pass), or "
-        "sharded (recompute; --servers share the weights).",
+        "Memory mode of the server: auto, plain, recompute (activations), lean (recompute, and "
+        "update during the backward pass), or sharded (recompute, and --servers share the "
+        "weights).",
         choices=MemoryMode,
     )
     state_dir: str = _setting(
@@ -396,8 +403,8 @@ class JobSpec:
                 raise UsageError(f"--{_flag(name)} needs held-out losses; add --eval-every")
         if bool(self.sample_every) != bool(self.prompt):
             raise UsageError(
-                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; set both, "
-                "to a number of steps and a text, or neither"
+                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; set both "
+                "or neither"
             )
         if self.journal and not self.interval:
             raise UsageError(
@@ -410,7 +417,7 @@ class JobSpec:
                 "--method tiles"
             )
         if self.journal and self.method == Method.STAGES.value:
-            raise UsageError("--journal works only with tiles; leave it out with --method stages")
+            raise UsageError("--journal works only with tiles; omit it with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
         if self.method == Method.DILOCO.value:
@@ -432,7 +439,9 @@ class JobSpec:
             ("a --lora with dropout", self.lora and LoraSpec.of(self.lora).dropout),
         ):
             if unusable:
-                raise UsageError(f"{option} cannot be combined with --method diloco; leave one out")
+                raise UsageError(
+                    f"{option} cannot be combined with --method diloco; omit one of them"
+                )
         Rounds(self.every, ExchangeKind(self.exchange), self.fragments, self.overlap)
         # The server has weights only at the end of a round.
         for name in ("steps", "eval_every", "sample_every"):
@@ -465,7 +474,7 @@ class JobSpec:
         if self.quantized and self.journal:
             raise UsageError(
                 f"--lora is {self.lora!r}, but --journal works only with tiles, which cannot use "
-                "quantized weights; leave out --journal, or bits"
+                "quantized weights; omit --journal or bits"
             )
         if self.quantized and self.method == Method.TILES.value:
             raise UsageError(

@@ -285,7 +285,7 @@ class JobRequest:
         if request.name and request.resume:
             raise UsageError(
                 f"--name is {request.name!r}, but --resume continues {request.resume!r} in its own "
-                f"folder; leave out --name"
+                "folder; omit --name"
             )
         if request.accept_changes and not request.resume:
             raise UsageError("--accept-changes needs --resume RUN, the run to continue")

@@ -940,8 +940,8 @@ def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
         )
     if packed is PackedBy.MASK:
         raise UsageError(
-            f"{asks}, which --packing separate does not support; leave --packing out, or set "
-            f"output_router_logits to false"
+            f"{asks}, which --packing separate does not support; omit --packing, or set "
+            "output_router_logits to false"
         )
 
 

@@ -93,7 +93,7 @@ class StoredStep:
 
     @classmethod
     def unpacked(cls, held: memoryview) -> Self | None:
-        """Return the step in the contents of a file; None if the contents are damaged."""
+        """Decode a step from the contents of a file; return None if the contents are damaged."""
         body, end = held[: -_CHECKSUM.size], held[-_CHECKSUM.size :]
         if len(body) < _LENGTH.size or _CHECKSUM.pack(zlib.crc32(body)) != end:
             return None

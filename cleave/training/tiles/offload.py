@@ -297,7 +297,7 @@ class _Choice:
         if module in self._adapters:
             return "computing an adapter here is faster than sending it", False
         if not self._wanted(name):
-            return "include and exclude leave it out", True
+            return "include and exclude do not select it", True
         if isinstance(module, nn.MultiheadAttention):
             return "nn.MultiheadAttention multiplies inside torch; use layers of nn.Linear", True
         if isinstance(module, nn.Linear):
