@@ -293,7 +293,7 @@ class DeviceCore:
         replaced = self._replaced(message, kept)
         if len(kept) != len(message.output_bytes):
             raise ProtocolError(
-                f"run {message.id} keeps {len(kept)} outputs and states the sizes of "
+                f"run {message.id} keeps {len(kept)} outputs, but states the sizes of "
                 f"{len(message.output_bytes)}"
             )
         for number, name in enumerate(kept):

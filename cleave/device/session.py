@@ -372,7 +372,7 @@ async def check_admission(connection: Connection, hello: messages.Hello) -> None
 
 def _unwelcomed() -> UnansweredError:
     return UnansweredError(
-        f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
+        f"the server did not accept this device within {limits.HANDSHAKE_S:.0f} s"
     )
 
 

@@ -112,8 +112,8 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         ) from None
     if not found:
         raise UsageError(
-            "this run has no energy record: it is still running, was killed, or was trained by an "
-            "older version"
+            "this run has no energy record, because it is still running, was killed, or was "
+            "trained by an older version"
         )
     return in_succession(found)
 

@@ -129,7 +129,8 @@ def known_runner(name: str) -> str:
     name = AUTO if name in _FORMER else SHORT_NAMES.get(name, name)
     if name not in _NAMES:
         raise UsageError(
-            f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *SHORT_NAMES))}"
+            f"--runner {name!r} does not run graphs; use one of "
+            f"{', '.join((*_NAMES, *SHORT_NAMES))}"
         )
     return name
 

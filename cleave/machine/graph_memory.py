@@ -148,14 +148,16 @@ class _Pass:
             for name, sized in zip(operation.outputs, made.outputs, strict=False):
                 if name:
                     if name in self._maker or name in self._free:
-                        raise UnboundedError(Refusal.NAME, f"the array {name[:60]} is made twice")
+                        raise UnboundedError(
+                            Refusal.NAME, f"the array {name[:60]} is computed twice"
+                        )
                     self._maker[name] = number
                     self.known[name] = sized
             self._taken.append(taken | inner)
             self._working.append(made.working_bytes)
         for name in graph.outputs:
             if name not in self._maker and name not in self.known:
-                raise UnboundedError(Refusal.NAME, f"nothing makes the output {name[:60]}")
+                raise UnboundedError(Refusal.NAME, f"no operation computes the output {name[:60]}")
 
     def _made(self, operation: Operation) -> Made:
         given: Given = [self._of(name) if name else None for name in operation.inputs]
@@ -171,7 +173,7 @@ class _Pass:
         found = self.known.get(name)
         if found is None:
             raise UnboundedError(
-                Refusal.NAME, f"the array {name[:60]} is taken before anything makes it"
+                Refusal.NAME, f"the array {name[:60]} is used before it is computed"
             )
         return found
 

@@ -47,7 +47,9 @@ def made_by(operation: Operation, given: Given) -> Made:
     """
     rule = _RULES.get(operation.name)
     if rule is None:
-        raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
+        raise UnboundedError(
+            Refusal.OPERATION, f"graphs do not support the operation {operation.name[:60]}"
+        )
     found = rule(operation, _input(operation, given, 0), given)
     return Made([found]) if isinstance(found, Sized) else found
 

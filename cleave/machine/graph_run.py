@@ -282,7 +282,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Any:
     """
     if isinstance(given, Kept):
         if given.value is None:
-            raise GraphError("an array is not here: what was to compute it failed")
+            raise GraphError("an array is missing, because the task that computes it failed")
         return given.value
     if isinstance(given, StoredIndices):
         return np.frombuffer(given.payload, given.dtype)

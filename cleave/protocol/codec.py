@@ -244,8 +244,8 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                     if cls is messages.Hello:
                         return msgspec.msgpack.decode(part, type=_AnyVersion).hello(version)
                     raise VersionError(
-                        f"the server uses protocol version {version} and this client "
-                        f"uses {limits.VERSION}; install the same version of cleave on both"
+                        f"the server uses protocol version {version}, but this client uses "
+                        f"{limits.VERSION}; install the same version of cleave on both"
                     )
             message = decoder.decode(part)  # ignores unknown fields, which newer peers may send
             for name in to_check:

@@ -495,7 +495,7 @@ class LiveRuntime(Runtime):
     def start(self, future: GemmFuture) -> None:
         """Submit a GEMM to the event loop. Raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to continue")
+            raise FleetError("the fleet is closed; create a new one to continue")
         self.count(future)
         self._finished[future.job.id] = threading.Event()
         self.loop.call_soon_threadsafe(self._start, future)
@@ -565,7 +565,7 @@ class LiveRuntime(Runtime):
 
     def _begin(self, what: Callable[..., list[ForRuntime]], work: StepWork | RoundWork) -> None:
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to continue")
+            raise FleetError("the fleet is closed; create a new one to continue")
         self._step_token = work.token
         self.loop.call_soon_threadsafe(self._step_call, what, work)
 

@@ -260,9 +260,9 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         )
     except WrongCertificateError as error:
         raise CleaveError(
-            f"{address} shows another certificate ({error.shown}) than the join URL names "
-            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
-            f"now; otherwise, the connection may be intercepted"
+            f"{address} presents a different certificate ({error.shown}) from the one in the join "
+            f"URL ({target.fingerprint}); if the server made a new one, use the URL that it prints "
+            "now; otherwise, the connection may be intercepted"
         ) from None
     except ssl.SSLCertVerificationError as error:
         raise CleaveError(

@@ -33,7 +33,7 @@ _VIRTUAL = (
 
 def emulate(
     devices: Annotated[
-        int | None, Option(help="Number of devices [default: that of --fleet, else 1000]")
+        int | None, Option(help="Number of devices [default: the number in --fleet, or 1000]")
     ] = None,
     fleet: Annotated[
         str, Option(help="Fleet: paper, home-mix-N, campus, ..., or a TOML file.")

@@ -39,7 +39,7 @@ def footprint(
     steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
     batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
-    dtype: Annotated[str, Option(help="With --model: dtype: bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="With --model: dtype (bf16, fp16 or fp32).")] = "bf16",
     grid: Annotated[
         str,
         Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hourly values."),

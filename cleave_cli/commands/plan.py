@@ -38,7 +38,7 @@ def plan(
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",
-    gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
+    gradients: Annotated[str, Option(help="Dtype of stages' gradients; default: --dtype.")] = "",
     lora: Annotated[int, Option(help="Rank of adapters to train; 0 trains the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
     method: Annotated[
@@ -75,7 +75,9 @@ def plan(
     ] = 0.0,
     crossing: Annotated[
         bool,
-        Option("--crossing", help="Find the number of tokens per step above which stages win."),
+        Option(
+            "--crossing", help="Find the number of tokens per step above which stages are faster."
+        ),
     ] = False,
     servers: Annotated[str, Option(help="Compare these numbers of servers, such as 1,2,4.")] = "",
     memory: Annotated[

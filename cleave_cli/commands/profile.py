@@ -97,7 +97,7 @@ def device(
         parse_memory(str(memory), total_memory_bytes())
     if sustained is not None and not 0 <= sustained <= _LONGEST_S:
         raise UsageError(
-            "--sustained must be between 0 (to skip the test) and the seconds of a day, not "
+            "--sustained must be from 0 (to skip the test) to one day in seconds, not "
             f"{sustained:g}"
         )
     if budget is not None and not 0 < budget <= _LONGEST_S:

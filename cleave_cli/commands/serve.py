@@ -85,7 +85,7 @@ def serve(
         str,
         Option(
             help="Which results to check before use: auto (results from other processes), all, "
-            "off, or sample:P (a share P from devices that were never wrong)."
+            "off, or sample:P (a share P of the results of devices without a fault)."
         ),
     ] = "auto",
     stages_on: Annotated[
@@ -227,7 +227,7 @@ def serve(
     need_train_extra("cleave serve", "prometheus_client")
     if announce and is_loopback(host):
         raise UsageError(
-            f"--announce is useless with --host {host}, which other machines cannot reach; use "
+            f"--announce has no effect with --host {host}, which other machines cannot reach; use "
             "--host 0.0.0.0"
         )
     if announce and tls_cert is not None:

@@ -51,7 +51,7 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="Losses per device and hour, for the time with losses.")
+        float, Option(help="Device losses per device and hour, for the step time with losses.")
     ] = 0.1,
     detection_s: Annotated[
         float, Option("--detection-s", help="Seconds until a lost device is noticed.")
@@ -69,7 +69,9 @@ def simulate(
     ] = 1,
     ray: Annotated[
         str | None,
-        Option(help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."),
+        Option(
+            help="Simulate on the Ray cluster at this host:port; `auto` uses this node's cluster."
+        ),
     ] = None,
     plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
     as_json: Json = False,

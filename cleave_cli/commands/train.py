@@ -74,7 +74,7 @@ def train(
     listen: Annotated[
         str,
         Option(
-            help="With --servers: host:port (and the next ports) at which devices join; none are "
+            help="With --servers: host:port (and the next ports) where devices join; none are "
             "emulated."
         ),
     ] = "",

@@ -169,7 +169,9 @@ def evaluate(
 def generate(
     model: Model,
     prompt: Annotated[str, Option(help="Prompt. Use - to read it from stdin.")] = "-",
-    chat: Annotated[bool, Option("--chat", help="The text is a question to a chat model.")] = False,
+    chat: Annotated[
+        bool, Option("--chat", help="Treat the prompt as a question to a chat model.")
+    ] = False,
     tokens: Tokens = 100,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,

@@ -40,7 +40,7 @@ def test_a_resumed_run_may_have_held_out_losses_already(
     run.write_config(JobSpec("opt-nano", eval_every=5).to_dict())
     spec = JobRequest(changed, resume=str(run.path)).spec()
     assert spec == JobSpec("opt-nano", eval_every=5, **changed)
-    with pytest.raises(UsageError, match="setting 'steps' of a job is 'x', not int"):
+    with pytest.raises(UsageError, match="setting 'steps' of a job must be of type int, not 'x'"):
         JobRequest({"steps": "x"}, resume=str(run.path)).spec()
 
 

@@ -253,7 +253,10 @@ class LocalUpdates:
         try:
             result = self._result(work, lambda: runtime.now() > given_up_s)
         except AbandonedError:
-            self._note("the checkpoint lacks the devices' optimizer moments: they took too long")
+            self._note(
+                "the checkpoint lacks the devices' optimizer moments, because the devices took too "
+                "long to return them"
+            )
             return
         self._collected_s = runtime.now()
         for name, reason in result.lost.items():
@@ -262,7 +265,10 @@ class LocalUpdates:
             if moments := self._moments(part, dtype):
                 self._collected.append(moments)
             else:
-                self._note(f"the checkpoint lacks the optimizer moments of {part.name}: not finite")
+                self._note(
+                    f"the checkpoint lacks the optimizer moments of {part.name}, because they are "
+                    "not finite"
+                )
 
     def _moments(self, part: RoundPart, dtype: DType) -> _Moments | None:
         """Return the moments that a device has returned; None if no correct device has such."""

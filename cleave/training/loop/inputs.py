@@ -167,9 +167,9 @@ def check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Data
         for name, value in each.items():
             if value != everyone[0][name]:
                 raise CleaveError(
-                    f"server {rank + 1} has another {name.replace('_', '-')} than server 1; "
-                    f"model, data and run folder must be the same on all servers, for example in a "
-                    f"shared folder"
+                    f"server {rank + 1} has a different {name.replace('_', '-')} from server 1; "
+                    "model, data and run folder must be the same on all servers, for example in a "
+                    "shared folder"
                 )
 
 

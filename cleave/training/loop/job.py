@@ -225,7 +225,8 @@ class JobSpec:
     seq: int = _setting(128, "Tokens per sequence.", common=True, least=1)
     packing: str = _setting(
         "joined",
-        "How documents share a sequence: joined, or separate (none sees another).",
+        "How documents share a sequence: joined, or separate (documents do not attend to each "
+        "other).",
         choices=Packing,
     )
     accumulate: int = _setting(1, "Micro-batches per step.", common=True, least=1)
@@ -308,8 +309,8 @@ class JobSpec:
     )
     method: str = _setting(
         "auto",
-        "stages (whole layers on devices), tiles, local (server alone), auto, or diloco (not "
-        "exact: devices train alone and exchange weights rarely).",
+        "Method: stages (whole layers on devices), tiles, local (server alone), auto, or diloco "
+        "(not exact: devices train alone and exchange weights rarely).",
         common=True,
         choices=Method,
     )
@@ -323,7 +324,7 @@ class JobSpec:
         most=1000,
     )
     overlap: int = _setting(
-        0, "With diloco: local steps while weights travel.", least=0, most=10_000
+        0, "With diloco: local steps during an exchange of weights.", least=0, most=10_000
     )
     exchange: str = _setting(
         "bf16",
@@ -358,13 +359,20 @@ class JobSpec:
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
     fallback: str = _setting(
-        "wait", "Without devices: wait, or local (compute on the server).", choices=FallbackMode
+        "wait",
+        "What to do without devices: wait, or local (compute on the server).",
+        choices=FallbackMode,
     )
     fallback_after_s: float = _setting(
-        30.0, "Seconds without devices before local.", "--fallback-after", least=0
+        30.0,
+        "Seconds without devices before --fallback local takes effect.",
+        "--fallback-after",
+        least=0,
     )
     against: str = _setting(
-        "", "Run folder, for example of plain PyTorch: show its losses next to these."
+        "",
+        "Folder of another run, for example of plain PyTorch, whose losses are shown next to "
+        "these.",
     )
 
     @classmethod
@@ -524,10 +532,12 @@ class JobSpec:
         }
         for name, value in values.items():
             if name not in known:
-                raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
+                raise UsageError(f"a job has no setting {name!r}; use {', '.join(known)}")
             flag = known[name] == "bool"  # a separate check, because Python's bool is an int
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
-                raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
+                raise UsageError(
+                    f"setting {name!r} of a job must be of type {known[name]}, not {value!r}"
+                )
         if "model" not in values:
             raise UsageError("a job needs a model; add --model")
         return cls(**values)

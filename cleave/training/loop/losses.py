@@ -101,7 +101,7 @@ class ComparedRun:
             and config.get(name, default) != getattr(job, name)
         ]
         if others:
-            say(f"{job.against} has other settings, so losses differ: {'; '.join(others)}")
+            say(f"{job.against} has different settings, so losses differ: {'; '.join(others)}")
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:

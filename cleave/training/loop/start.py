@@ -408,7 +408,10 @@ class JobRunner:
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
         if USE in arguments:
-            raise UsageError("a use of a model cannot be paused; stop it, and ask again later")
+            raise UsageError(
+                "a job that uses a trained model cannot be paused; stop the job, and submit it "
+                "again later"
+            )
         if not JobRequest.from_dict(arguments).spec().interval:
             raise UsageError(
                 "the job writes no checkpoints (--checkpoint-every 0), so it could not continue "

@@ -821,7 +821,7 @@ class Trainer:
         except CleaveError:
             if not accept_changes:
                 raise
-            self.context.note("continuing with other frozen weights than before")
+            self.context.note("continuing with different frozen weights")
             found.append(FROZEN)
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # free other servers' weights before optimizer state is allocated

@@ -422,8 +422,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
-                f"a request must have exactly one use of a model, not {len(given)}; use one of "
-                "generate, predict and answer"
+                f"a request must have exactly one of generate, predict and answer, not {len(given)}"
             )
         return given[0]
 

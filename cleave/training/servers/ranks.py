@@ -213,7 +213,7 @@ def _noticing_loss() -> Iterator[None]:
     except RuntimeError as error:
         raise LostServerError(
             f"another server of this run was lost ({str(error).splitlines()[0][:200]}); training "
-            "continues from the last checkpoint once it is back"
+            "continues from the last checkpoint once it has returned"
         ) from error
 
 
