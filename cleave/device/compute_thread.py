@@ -1,4 +1,4 @@
-"""Executes a device's tasks (products, graph runs, fetches) in a separate thread."""
+"""Execute a device's tasks (products, graph runs, fetches) in a separate thread."""
 
 from __future__ import annotations
 

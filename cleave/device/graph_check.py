@@ -1,4 +1,4 @@
-"""Checks a graph's bytes before ONNX Runtime reads them (docs/protocol.md, *Which graphs*)."""
+"""Check a graph's bytes before ONNX Runtime reads them (docs/protocol.md, *Which graphs*)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the runner of a device's graphs: the fastest runner that is precise enough.
+"""Choose the runner of a device's graphs: the fastest runner that is precise enough.
 
 A self-test (see `cleave.machine.graph_trials`) measures how precise a runner is.
 

@@ -1,4 +1,4 @@
-"""Computes the working memory of a graph run in advance (docs/protocol.md, *Working memory*).
+"""Compute the working memory of a graph run in advance (docs/protocol.md, *Working memory*).
 
 A small model may create large arrays. All models must have passed `check_graph`.
 """

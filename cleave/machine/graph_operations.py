@@ -1,4 +1,4 @@
-"""Computes the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
+"""Compute the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
 
 Because a shape may depend on integer inputs, the elements of small integer arrays are tracked.
 """

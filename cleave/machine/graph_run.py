@@ -1,4 +1,4 @@
-"""Runs the graphs stored on a device, with stored arrays as inputs."""
+"""Run the graphs stored on a device, with stored arrays as inputs."""
 
 from __future__ import annotations
 

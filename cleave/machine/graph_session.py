@@ -1,4 +1,4 @@
-"""Opens graphs in ONNX Runtime and runs them on this machine."""
+"""Open graphs in ONNX Runtime and run them on this machine."""
 
 from __future__ import annotations
 

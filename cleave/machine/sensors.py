@@ -1,4 +1,4 @@
-"""Reads the description, kind and sensors of this machine, and limits what its allocator keeps.
+"""Read the description, kind and sensors of this machine, and limit what its allocator keeps.
 
 Sensors are read from `/sys`, on Linux only. On other systems, only the description is available,
 from `psutil` and `platform`.

@@ -1,4 +1,4 @@
-"""Runs graphs in PyTorch, on an accelerator or on the CPU."""
+"""Run graphs in PyTorch, on an accelerator or on the CPU."""
 
 from __future__ import annotations
 

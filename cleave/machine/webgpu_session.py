@@ -1,4 +1,4 @@
-"""Runs graphs on a GPU through WebGPU: ONNX Runtime with the plugin `onnxruntime-ep-webgpu`."""
+"""Run graphs on a GPU through WebGPU: ONNX Runtime with the plugin `onnxruntime-ep-webgpu`."""
 
 from __future__ import annotations
 

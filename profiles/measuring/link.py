@@ -1,4 +1,4 @@
-"""Measures the link between this machine and a parameter server (PS).
+"""Measure the link between this machine and a parameter server (PS).
 
 For each measurement, this machine joins the PS as a device, lets the PS probe each direction
 (`cleave.scheduler.sessions.probe`), and leaves. The `hello` message requests only a measurement, so

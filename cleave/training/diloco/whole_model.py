@@ -1,4 +1,4 @@
-"""Prepares a model that devices hold whole: its graphs, its arrays and its parameters."""
+"""Prepare a model that devices hold whole: its graphs, its arrays and its parameters."""
 
 from __future__ import annotations
 
