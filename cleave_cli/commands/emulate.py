@@ -67,7 +67,7 @@ def emulate(
     batch: Annotated[int, Option(help="With --model: sequences per step.")] = 128,
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 1024,
     method: Annotated[
-        str, Option(help="With --model: tiles, or stages (whole layers on devices).")
+        str, Option(help="With --model: method, tiles or stages (whole layers on devices).")
     ] = "tiles",
     steps: Annotated[int, Option(help="With --model: number of steps.")] = 1,
     dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",

@@ -91,7 +91,7 @@ class LocalUpdates:
     """Trains a model by rounds of local updates on a fleet.
 
     Args:
-        rounds: how often and in which form weights travel.
+        rounds: how often and in which form weights are exchanged.
         stop: returns True if training must stop.
         note: called with messages for the user.
         presence: called when no device can take part, and when a device can again.

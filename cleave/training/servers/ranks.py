@@ -30,7 +30,7 @@ _END: Final = -1
 
 
 class LostServerError(CleaveError):
-    """The connection to another server that trains the same model is lost."""
+    """Raised when the connection to another server that trains the same model is lost."""
 
 
 @dataclass(frozen=True, slots=True)
