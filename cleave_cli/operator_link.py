@@ -66,10 +66,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return `server`.
-
-    If empty, return the URL of the server that uses `data`; empty if none runs.
-    """
+    """Return `server` if not empty, else the URL of the server of `data`; empty if none runs."""
     from cleave.server.store import data_folder
 
     if server:

@@ -70,7 +70,7 @@ class Accepted(Connection, Protocol):
         """Return the number of bytes received in all messages, including an incomplete message."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept messages large enough for awaited results, whose sizes `awaited` returns."""
+        """Accept messages as large as awaited results. `awaited` returns the results' sizes."""
 
     def dismiss(self) -> None:
         """Ignore further messages from a device that has been told why its session is ending."""

@@ -46,7 +46,9 @@ def emulate(
         ),
     ] = "",
     model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
-    churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
+    churn: Annotated[
+        str, Option(help="How devices join and leave: mean seconds on:off, or a name.")
+    ] = "",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,

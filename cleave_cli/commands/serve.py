@@ -146,7 +146,7 @@ def serve(
         int,
         Option(
             help="Number of servers, started by Ray. Devices join this one, which redirects "
-            f"them. Needs Ray: {to_install('ray')}."
+            f"them to others. Needs Ray: {to_install('ray')}."
         ),
     ] = 1,
     ray: Annotated[

@@ -4,7 +4,7 @@ In a round, each device trains the whole model alone for some steps. The server 
 devices' weights have changed, and an outer optimizer moves the server's weights accordingly.
 
 With several fragments or overlap, rounds are those of Streaming DiLoCo (arXiv 2501.18512): each
-exchanges one fragment of the model, and devices continue with their steps while weights travel.
+exchanges one fragment of the model, and devices continue with their steps during the exchange.
 
 A checkpoint contains the optimizer moments of devices if their upload is a small part of the time.
 A device with the same name and the same credential continues with them after `--resume`.

@@ -49,7 +49,7 @@ class WholeModel:
         dtype: dtype in which devices may compute matrix products.
         rule: kind and settings of the devices' optimizer.
         clip: largest norm of gradients; 0 for no clipping.
-        rounds: how often and in which form weights travel.
+        rounds: how often and in which form weights are exchanged.
         progress: called with a description of each graph before its export.
 
     Attributes:
