@@ -121,7 +121,7 @@ def test_heat_has_hysteresis() -> None:
 
 def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
     policy = Policy(when=BOTH, max_temperature_c=80)
-    with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*leave"):
+    with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*omit"):
         p.require_visible(policy, Observation(hour=0))
     p.require_visible(policy, Observation(0, idle_s=0, charging=False, temperature_c=90))
     p.require_visible(Policy(hours=(1, 2)), Observation(hour=0))

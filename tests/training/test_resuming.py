@@ -155,9 +155,7 @@ def test_a_config_file_explains_numbers_that_stand_for_others(tmp_path: Path) ->
     run, job = RunFolder.create(tmp_path, "mine"), JobSpec("opt-nano", batch=2)
     run.write_config(job.to_dict(), job.comments())
     text = run.config_path.read_text()
-    assert (
-        "learning_rate = 0.0  # Peak learning rate; 0 means the model's published rate.\n" in text
-    )
+    assert "learning_rate = 0.0  # Peak learning rate; 0 for the model's published rate.\n" in text
     assert "warmup_steps = -1  # Warm-up steps; -1 for a tenth" in text
     assert "batch = 2\n" in text
     assert JobSpec.from_dict(run.read_config()) == job

@@ -235,7 +235,7 @@ class JobSpec:
     )
     learning_rate: float = _setting(
         0.0,
-        "Peak learning rate; 0 means the model's published rate.",
+        "Peak learning rate; 0 for the model's published rate.",
         "--learning-rate",
         "--lr",
         common=True,
