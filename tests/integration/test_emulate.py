@@ -179,7 +179,7 @@ def test_a_step_counts_what_its_plan_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--devices", "0"), "--devices is 0"),
+        (("--devices", "0"), "--devices must be 1 or more, not 0"),
         (("--devices", "1000000"), "too many"),
         (("--devices", "50000"), "too many for one machine"),
         (("--model", "opt-nano", "--method", "magic"), "use tiles or stages"),
@@ -201,11 +201,14 @@ def test_a_step_counts_what_its_plan_counts() -> None:
         (("--server", "ws://x/ws", "--model", "opt-nano"), "--server"),
         (("--model", "opt-none"), "opt-none"),
         (("--model", "opt-nano", "--dtype", "int8"), "int8"),
-        (("--model", "opt-nano", "--steps", "0"), "--steps is 0"),
-        (("--model", "opt-nano", "--batch", "-2", "--seq", "-3"), "--batch is -2"),
+        (("--model", "opt-nano", "--steps", "0"), "--steps must be 1 or more, not 0"),
+        (
+            ("--model", "opt-nano", "--batch", "-2", "--seq", "-3"),
+            "--batch must be 1 or more, not -2",
+        ),
         (("--model", "opt-nano", "--duration", "5"), "--duration is for real time"),
         (("--steps", "3"), "needs --model"),
-        (("--seed", "-99"), "--seed is -99"),
+        (("--seed", "-99"), "--seed must be 0 or more, not -99"),
         (("--model", "opt-nano", "--ps-gbit", "-1"), "--ps-gbit"),
         (("--trace", "/no/such/folder/trace.json"), "does not exist"),
         (("--log", "/"), "cannot be written"),

@@ -281,7 +281,7 @@ def test_rows_say_what_the_document_does() -> None:
         ((*SMALL, "--method", "local", "--plot", "a.png"), "omit --method local"),
         ((*SMALL, "--json", "--csv"), "--json and --csv cannot be combined"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops must be 0 or more, not inf"),
-        (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit must be at least"),
+        (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit must be 0 or more, not -1"),
         (("--gemm", "4,4,4", "--ps-memory", "nan"), "--ps-memory must be 0 or more, not nan"),
         (("--gemm", "4,4,4", "--tiles"), "--json"),
         (("--gemm", "4,4,4", "--fleet", "kampus"), "'kampus'"),

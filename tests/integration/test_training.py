@@ -181,11 +181,11 @@ def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Pat
     ("change", "complaint"),
     [
         ({"batch": 0}, "--batch must be 1 or more, not 0"),
-        ({"steps": -1}, "--steps is -1"),
+        ({"steps": -1}, "--steps must be 1 or more, not -1"),
         ({"dtype": "fp8"}, "fp8"),
-        ({"learning_rate": -1.0}, "--learning-rate is -1"),
-        ({"learning_rate": math.nan}, "--learning-rate is nan"),
-        ({"seed": -1}, "--seed is -1"),
+        ({"learning_rate": -1.0}, "--learning-rate must be 0 or more, not -1"),
+        ({"learning_rate": math.nan}, "--learning-rate must be 0 or more, not nan"),
+        ({"seed": -1}, "--seed must be 0 or more, not -1"),
         ({"memory": "huge"}, "huge"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
     ("change", "said"),
     [
         *(
-            ({"job": {name: source}}, "There is no file or folder")
+            ({"job": {name: source}}, "there is no file or folder")
             for name in ("data", "eval_data")
             for source in ("/no/such", "corpus.txt")
         ),
