@@ -291,6 +291,6 @@ def test_links_that_cannot_be_measured(served: Server, copy: Path) -> None:
     assert "credential" in refused("link", "--server", bare, code=1)
     assert "no server answers" in refused("link", "--server", "ws://127.0.0.1:1/ws#c=x", code=1)
     assert "join URL" in refused("link", "--server", "http://127.0.0.1:1/")
-    assert "0 times" in refused("link", "--server", served.url, "--repeats", "0")
+    assert "must be 1 or more, not 0" in refused("link", "--server", served.url, "--repeats", "0")
     missing = str(copy.parent / "nowhere.toml")
     assert "nowhere.toml" in refused("link", "--server", served.url, "--into", missing)

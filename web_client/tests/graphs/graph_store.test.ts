@@ -92,7 +92,9 @@ test("a run that needs more memory than there is is refused, and nothing is made
   );
   store.keep(ADDING, { kind: "graph", payload: new Uint8Array() });
   put(store, 2n, [1, 2]);
-  await expect(run(store, [2n, 0n], [3n, 0n], [8])).rejects.toThrow("101 bytes, but only 100 are free");
+  await expect(run(store, [2n, 0n], [3n, 0n], [8])).rejects.toThrow(
+    "101 bytes, but only 100 are free",
+  );
   await expect(fetched(store, 3n, 2)).rejects.toThrow("not here");
 });
 
