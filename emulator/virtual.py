@@ -158,7 +158,7 @@ class VirtualRuntime(Runtime):
         )
         if self.manager.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
-                f"results of arithmetic {arithmetic.value!r} cannot be checked individually; "
+                f"results cannot be checked individually with arithmetic {arithmetic.value!r}; "
                 f"use whole_tiles=False, or verify=False"
             )
         self.devices: dict[int, _VirtualDevice] = {}
