@@ -90,7 +90,7 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
     expected = rows * columns * dtype.itemsize
     if len(data) != expected:
         raise ValueError(
-            f"a {rows}x{columns} {dtype.value} matrix has {expected} bytes, not {len(data)}"
+            f"a {rows}x{columns} {dtype.value} matrix is {expected} bytes, not {len(data)}"
         )
     # The data may be unaligned, because msgpack headers may have odd lengths. numpy can read it.
     return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)

@@ -105,7 +105,7 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
     """Split a compressed payload into the deflated part and the uncompressed part of each chunk."""
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
-        raise ProtocolError(f"a {dtype.value} array cannot have {nbytes} bytes")
+        raise ProtocolError(f"the length of a {dtype.value} array cannot be {nbytes} bytes")
     chunks = []
     at = 0
     while count > 0:

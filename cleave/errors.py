@@ -54,7 +54,7 @@ def unknown(what: str, value: object, known: Iterable[object]) -> UsageError:
         what: the kind of thing, such as "job".
     """
     there = ", ".join(str(each) for each in known)
-    advice = f"give one of {there}" if there else "there are none yet"
+    advice = f"use one of {there}" if there else "there are none yet"
     return UsageError(f"there is no {what} {value!r}; {advice}")
 
 

@@ -135,6 +135,6 @@ def _knock(address: str) -> None:
 
 def _nobody(address: str, why: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {address!r}{why}; give host:port of a head node, or start "
-        "a cluster with: ray start --head"
+        f"no Ray cluster answers at {address!r}{why}; use the host:port of a head node, or start a "
+        "cluster with: ray start --head"
     )

@@ -28,7 +28,7 @@ class Watch:
         from emulator.activity import TraceLog, TraceWriter
 
         if trace is not None and log is not None and trace.absolute() == log.absolute():
-            raise UsageError(f"--trace and --log are both {trace}; give two different files")
+            raise UsageError(f"--trace and --log are both {trace}; use two different files")
         self._trace_path = trace
         self._log_path = log
         self.observers: list[Any] = []

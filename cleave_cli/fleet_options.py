@@ -48,7 +48,7 @@ class FleetOptions:
         path = run / FLEET_FILE
         if not path.is_file():
             return cls()
-        advice = "repair it, or remove it and give --devices and --fleet"
+        advice = "repair it, or remove it and pass --devices and --fleet"
         try:
             saved = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -102,7 +102,7 @@ def choose_fleet(
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
     if seed < 0:
-        raise UsageError(f"--seed is {seed}; give 0 or more")
+        raise UsageError(f"--seed must be 0 or more, not {seed}")
     size = default if devices is None and fleet in fleet_names() else devices
     check_number(size or size_in(fleet) or 0)  # check before the devices are created
     with usage_errors():
@@ -150,14 +150,14 @@ class ClusterOptions:
         for name, value in table.items():
             if type(value) is not type(getattr(cls(), name)):
                 kind = "a whole number" if name == "servers" else "a string"
-                raise UsageError(f"{name} in [{TABLE}] of --config is {value!r}; give {kind}")
+                raise UsageError(f"{name} in [{TABLE}] of --config must be {kind}, not {value!r}")
         found = cls(**{**table, **{name: given[name] for name in names if name in given}})
         return found.checked()
 
     def checked(self) -> ClusterOptions:
         """Return these options, or raise UsageError if they are invalid."""
         if self.servers < 1:
-            raise UsageError(f"--servers is {self.servers}; give 1 or more")
+            raise UsageError(f"--servers must be 1 or more, not {self.servers}")
         if self.ray and self.servers == 1:
             raise UsageError("--ray needs --servers with at least 2 servers")
         if self.listen and self.servers == 1:
@@ -176,6 +176,6 @@ def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
     if not own:
         raise UsageError(
             "--servers needs a network address, because Ray hangs on loopback, but this machine "
-            "has none; connect it to a network, or give --ray HOST:PORT"
+            "has none; connect it to a network, or pass --ray HOST:PORT"
         )
     return ray_here(own, max(cluster.servers, os.cpu_count() or 1))

@@ -205,10 +205,10 @@ def model_fits(
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if not 0 <= server_memory < float("inf"):
-        raise UsageError(f"--server-memory is {server_memory}; give GB, 0 or more")
+        raise UsageError(f"--server-memory must be 0 or more GB, not {server_memory}")
     memory_bytes = round(server_memory * 1e9) or total_memory_bytes()
     if memory_bytes is None:
-        raise CleaveError("this system does not report its memory size; give --server-memory GB")
+        raise CleaveError("this system does not report its memory size; pass --server-memory GB")
     spec, sent, card = resolve_model(model).spec, _ELEMENT_BYTES[dtype], PsRates()
     sizes = StageSizes(spec, seq, sent, sent, adapters_of(lora, lora_bits, spec))
     devices, in_fp32 = (
@@ -237,5 +237,5 @@ def model_fits(
     )
     if free >= needed:
         return fits, Check(Verdict.OK, what)
-    advice = "free some space, choose another --runs, or give --save-total-limit 1"
+    advice = "free some space, choose another --runs, or use --save-total-limit 1"
     return fits, Check(Verdict.FAILED, what, advice)

@@ -40,8 +40,8 @@ def parse_operator_url(text: str) -> JoinUrl:
     else:
         return target
     raise UsageError(
-        f"{shown!r} {fault}; give --server '@FILE', where FILE is the server's operator.url: "
-        f"`cleave serve` prints its path"
+        f"{shown!r} {fault}; use --server '@FILE', where FILE is the server's operator.url, whose "
+        "path `cleave serve` prints"
     )
 
 

@@ -66,7 +66,7 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return `server` or, if empty, the URL of the server that uses `data`; empty if none runs."""
+    """Return `server` if not empty, else the URL of the server of `data`; empty if none runs."""
     from cleave.server.store import data_folder
 
     if server:
@@ -74,8 +74,8 @@ def _find(server: str, data: Path | None) -> str:
     path = data or data_folder.default_folder()
     if not path.is_dir():
         raise CleaveError(
-            f"no server was found in {path}; start one with `cleave serve`, or give "
-            f"--server @FILE, a copy of its operator.url"
+            f"no server was found in {path}; start one with `cleave serve`, or pass --server "
+            "@FILE, where FILE is a copy of its operator.url"
         )
     try:
         with data_folder.DataFolder(path):

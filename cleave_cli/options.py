@@ -87,7 +87,7 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():
-        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give a value, or omit it")
+        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; set a value, or omit it")
     return value
 
 

@@ -78,7 +78,7 @@ class PlanQuestion:
         return there if on_devices else self, why
 
     def with_own_device_s(self, found: MethodChoice) -> float | None:
-        """Return the step time by stages, in seconds, if this machine is also a device.
+        """Return the step time by stages, in seconds, with this machine as an additional device.
 
         The result is None if stages are not chosen, or if this device would save too little time.
         """
@@ -139,9 +139,9 @@ def alone_by_dtype(question: PlanQuestion) -> dict[str, float]:
 def adapters_of(rank: int, bits: int, spec: ModelSpec) -> Adapters | None:
     """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model."""
     if rank < 0:
-        raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
+        raise UsageError(f"--lora must be a rank, or 0 to train the whole model, not {rank}")
     if bits not in (0, *Bits):
-        raise UsageError(f"--lora-bits is {bits}; give 4 or 8, or 0 for weights in --dtype")
+        raise UsageError(f"--lora-bits must be 4 or 8, or 0 for weights in --dtype, not {bits}")
     if bits and not rank:
         raise UsageError(f"--lora-bits is {bits}, but no weights are frozen; add --lora RANK")
     check_rank(spec, rank)

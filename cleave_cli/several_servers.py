@@ -212,5 +212,5 @@ def _opened(
 def _listen_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
-        raise UsageError(f"--listen is {text!r}; give HOST:PORT, such as 0.0.0.0:8765, or a port")
+        raise UsageError(f"--listen is {text!r}; use HOST:PORT, such as 0.0.0.0:8765, or a port")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -91,7 +91,7 @@ Activity: TypeAlias = Transfer | Multiplication | GraphExecution | Presence
 def execution(
     device: int, order: Order, begin_s: float, end_s: float
 ) -> Multiplication | GraphExecution | None:
-    """Return a record of an order's execution, or None for a fetch, which computes nothing."""
+    """Return a record of a task's execution, or None for a fetch, which computes nothing."""
     match order:
         case Compute():
             return Multiplication(

@@ -136,7 +136,7 @@ def _oriented(array: Any, transposed: bool) -> Buffer:
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """Return a single matrix view of all parts; None if they do not form a matrix in memory."""
+    """Return a single matrix view of all parts; None if memory has no such matrix."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:

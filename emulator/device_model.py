@@ -222,7 +222,7 @@ def _with_loss(bytes_per_s: float, device: FleetDevice) -> float:
 
 
 class EmulatedProcessor:
-    """Model of a device's processor. Orders run in sequence, and the last one ends at `free_s`."""
+    """Model of a device's processor. Tasks run in sequence, and the last one ends at `free_s`."""
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
 
@@ -234,7 +234,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Order, now_s: float) -> tuple[float, float]:
-        """Queue an order at `now_s`; return the times in seconds at which it begins and ends."""
+        """Queue a task at `now_s`; return the times in seconds at which it begins and ends."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         woken = now_s > self.free_s
         if isinstance(order, Compute):
@@ -250,7 +250,7 @@ class EmulatedProcessor:
         """Return the seconds that a multiplication takes on a cool device without other load.
 
         Also mark the operands as used, because only the first use of an operand takes longer.
-        `woken` is True if the processor was idle before this order.
+        `woken` is True if the processor was idle before this task.
         """
         model = self._device.compute
         if model is None:

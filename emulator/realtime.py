@@ -226,7 +226,7 @@ class PacedComputer:
     _last_graph: Future[None] | None = None
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start an order; call `done` when the modelled device would have finished the order."""
+        """Start a task; call `done` when the modelled device would have finished the task."""
         now_s = self.clock.now_s()
         begin_s, end_s = self.processor.run(order, now_s)
         done_then = execution(self.device, order, begin_s, end_s)
@@ -264,7 +264,7 @@ class PacedComputer:
             self._last_graph = begun
 
     def close(self) -> None:
-        """Discard the results of all pending orders."""
+        """Discard the results of all pending tasks."""
         self._closed = True
 
 
@@ -317,7 +317,7 @@ class _Session(DeviceSession):
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return 0 to reconnect at once, or None (never) after a `bye` that names no new server."""
+        """Return 0 to reconnect at once, or None (never) after a `bye` without a new server."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:

@@ -158,7 +158,7 @@ class VirtualRuntime(Runtime):
         )
         if self.manager.verify and arithmetic is not Arithmetic.BLOCKS:
             raise UsageError(
-                f"results of arithmetic {arithmetic.value!r} cannot be checked individually; "
+                f"results cannot be checked individually with arithmetic {arithmetic.value!r}; "
                 f"use whole_tiles=False, or verify=False"
             )
         self.devices: dict[int, _VirtualDevice] = {}
@@ -643,7 +643,7 @@ class VirtualRuntime(Runtime):
             self._send_up(device, action)
 
     def _product(self, device: _VirtualDevice, order: Order) -> Any:
-        """Return the result of an order, or an error message if the order failed."""
+        """Return the result of a task, or an error message if the task failed."""
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):

@@ -80,8 +80,8 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             # With a nearly empty window, a device might never become available.
             if not (0 <= begin <= 24 and 0 <= end <= 24) or (end - begin) % 24 < 1 / 60:
                 raise ValueError(
-                    f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24, "
-                    f"at least a minute apart"
+                    f"hours are {begin:g} to {end:g}; use two different hours from 0 to 24, at "
+                    "least a minute apart"
                 )
 
     @property

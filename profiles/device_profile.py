@@ -109,12 +109,12 @@ class LinkProfile(_Table, frozen=True):
             spread: Quantiles = getattr(self, name)
             if not (spread.p10 >= 100 and spread.p90 <= 1e12):
                 raise ValueError(
-                    f"{name} spans {spread.p10:g} to {spread.p90:g}; "
-                    f"give bytes per second, from 100 to 1e12"
+                    f"{name} must be within 100 and 1e12 bytes per second, not {spread.p10:g} to "
+                    f"{spread.p90:g}"
                 )
         if self.round_trip_s.p90 > 60:
             raise ValueError(
-                f"round_trip_s.p90 is {self.round_trip_s.p90:g}; give seconds, at most 60"
+                f"round_trip_s.p90 must be at most 60 seconds, not {self.round_trip_s.p90:g}"
             )
 
 

@@ -29,7 +29,7 @@ class SharedBottleneck:
         for field in _LINKS:
             value = getattr(self, field)
             if not value > 0:
-                raise ValueError(f"{field} of {self.name!r} is {value}; it must be above zero")
+                raise ValueError(f"{field} of {self.name!r} must be more than 0, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +84,23 @@ class FleetDevice:
             value = getattr(self, field)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(
-                    f"{field} of device {self.name!r} is {value}; it must be above zero"
+                    f"{field} of device {self.name!r} must be more than 0, not {value}"
                 )
         for field in _NOT_NEGATIVE:
             value = getattr(self, field)
             if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{field} of device {self.name!r} is {value}; give 0 or more")
+                raise ValueError(f"{field} of device {self.name!r} must be 0 or more, not {value}")
         for field, limit in (("load", 1.0), ("loss", 0.5)):
             value = getattr(self, field)
             if not 0 <= value < limit:
                 raise ValueError(
-                    f"{field} of device {self.name!r} is {value}; give at least 0 and less than "
-                    f"{limit:g}"
+                    f"{field} of device {self.name!r} must be at least 0 and less than {limit:g}, "
+                    f"not {value}"
                 )
         if not 0.5 <= self.drift_hurst < 1:
             raise ValueError(
-                f"drift_hurst of device {self.name!r} is {self.drift_hurst}; "
-                f"give at least 0.5 and less than 1"
+                f"drift_hurst of device {self.name!r} must be at least 0.5 and less than 1, not "
+                f"{self.drift_hurst}"
             )
 
     @property

@@ -85,7 +85,7 @@ def _with_stragglers(
     fleet: list[FleetDevice], share: float, rng: np.random.Generator
 ) -> list[FleetDevice]:
     if not 0 <= share <= 1:
-        raise ValueError(f"the share of stragglers is {share}; give 0 to 1")
+        raise ValueError(f"the share of stragglers must be between 0 and 1, not {share}")
     slow = set(rng.choice(len(fleet), round(share * len(fleet)), replace=False).tolist())
     return [slowed(device) if i in slow else device for i, device in enumerate(fleet)]
 
@@ -138,15 +138,15 @@ def find_fleet(
         name, size = name.rpartition("-")[0], stated
         if devices is not None and devices != size:
             raise ValueError(
-                f"fleet {name_or_file!r} has {size} devices, but {devices} were requested; "
-                f"give only one of the two numbers"
+                f"fleet {name_or_file!r} has {size} devices, but {devices} were requested; use "
+                "only one of the two numbers"
             )
     if name not in known:
         near = difflib.get_close_matches(name_or_file, known, n=2, cutoff=0.6)
         hint = f" (similar: {' and '.join(near)})" if near else ""
         raise ValueError(
-            f"there is no fleet {name_or_file!r}{hint}; give one of {', '.join(known)} with a size "
-            f"(such as paper-256), or a .toml file"
+            f"there is no fleet {name_or_file!r}{hint}; use one of {', '.join(known)} with a size "
+            "(such as paper-256), or a .toml file"
         )
     if name == "paper":
         return paper_fleet(_DEFAULT_DEVICES if size is None else size, stragglers)
@@ -186,9 +186,9 @@ def _sessions_and_gaps(churn: str) -> Availability:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"churn {churn!r} is invalid; give mean seconds of sessions and gaps, each "
-            f"{_LEAST_S:g} or more, such as 600:120, or one of {', '.join(availability_names())}, "
-            f"or a .toml file"
+            f"churn {churn!r} is invalid; use mean seconds of sessions and gaps, each {_LEAST_S:g} "
+            f"or more, such as 600:120, or one of {', '.join(availability_names())}, or a .toml "
+            "file"
         ) from None
     return Availability(Durations(session_s), Durations(gap_s) if gap_s else None)
 
@@ -210,7 +210,7 @@ _BELIEVABLE: Final = {
     "memory_bytes": ("bytes", 2**24, 1e14),
     "latency_s": ("seconds", 0, 60),
     "jitter_s": ("seconds", 0, 60),
-    "drift_sigma": ("a standard deviation of logarithms", 0, 5),
+    "drift_sigma": ("(standard deviation of logarithms)", 0, 5),
     "drift_interval_s": ("seconds", 0.01, 1e6),
     "active_power_w": ("watts", 0, 1e5),
 }
@@ -243,7 +243,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.devices < 1:
-            raise ValueError(f"line.devices is {self.devices}; give 1 or more")
+            raise ValueError(f"line.devices must be 1 or more, not {self.devices}")
         given = self.downlink_bytes_per_s > 0 and self.uplink_bytes_per_s > 0
         if bool(self.network) == given:
             raise ValueError(
@@ -302,7 +302,9 @@ def slowed(device: FleetDevice) -> FleetDevice:
 def _count(place: str, group: Mapping[str, Any]) -> int:
     count = group.get("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DEVICES:
-        raise ValueError(f"count of {place} is {count!r}; give a number from 0 to {MAX_DEVICES:,}")
+        raise ValueError(
+            f"count of {place} must be a number from 0 to {MAX_DEVICES:,}, not {count!r}"
+        )
     return count
 
 
@@ -337,7 +339,7 @@ class _Lines:
 
 
 class _Group:
-    """A validated `[[group]]` table of a fleet file, from which devices are drawn."""
+    """A validated `[[group]]` table of a fleet file, used to draw devices."""
 
     def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
         self._place = place
@@ -365,13 +367,15 @@ class _Group:
         for key in _NEEDED:
             drawn = self._link is not None and key.endswith("link_bytes_per_s")
             if key not in values and not drawn:
-                hint = "; give it, or a network" if key.endswith("link_bytes_per_s") else ""
+                hint = "; add it, or a network" if key.endswith("link_bytes_per_s") else ""
                 raise ValueError(f"{place} lacks {key}{hint}")
         values["memory_bytes"] = int(values["memory_bytes"])
         self._line = convert(group["line"], Line, place) if "line" in group else None
         self._stragglers = _number("stragglers", group.get("stragglers", 0.0), place)
         if not 0 <= self._stragglers <= 1:
-            raise ValueError(f"stragglers of {place} is {self._stragglers:g}; give a share, 0 to 1")
+            raise ValueError(
+                f"stragglers of {place} must be a share from 0 to 1, not {self._stragglers:g}"
+            )
         given = group.get("availability")
         if given is not None:
             if isinstance(given, dict):
@@ -384,8 +388,8 @@ class _Group:
         self._name = group.get("name", profile.name if profile else f"group{number + 1}")
         if not isinstance(self._name, str) or not 0 < len(self._name) <= _LONGEST_NAME:
             raise ValueError(
-                f"name of {place} is {self._name!r:.100}; give a string of 1 to {_LONGEST_NAME} "
-                f"characters"
+                f"name of {place} must be a string of 1 to {_LONGEST_NAME} characters, not "
+                f"{self._name!r:.100}"
             )
         self._values = values
 
@@ -455,7 +459,7 @@ def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
     """Load a library entry by name or file. `place` is the group's name in error messages."""
     try:
         if not isinstance(value, str) or not value:
-            raise ValueError(f"{key} of {place} is {value!r}; give a name, or a .toml file")
+            raise ValueError(f"{key} of {place} must be a name or a .toml file, not {value!r}")
         return load(value)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from None
@@ -463,10 +467,10 @@ def _loaded(load: Callable[[str], _T], key: str, value: Any, place: str) -> _T:
 
 def _number(key: str, value: Any, place: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{key} of {place} is {value!r}; give a number")
+        raise ValueError(f"{key} of {place} must be a number, not {value!r}")
     return value
 
 
 def _check_believable(what: str, value: float, unit: str, least: float, most: float) -> None:
     if value > 0 and not least <= value <= most:
-        raise ValueError(f"{what} is {value:g}; give {unit}, from {least:g} to {most:g}")
+        raise ValueError(f"{what} must be from {least:g} to {most:g} {unit}, not {value:g}")

@@ -50,7 +50,7 @@ def read_profile(file: Path | Traversable, where: str = "") -> DeviceProfile:
     table = read_toml(file, where)
     version = table.get("schema")
     if version is None:
-        raise ValueError(f"{where} lacks the key schema; add: schema = {SCHEMA}")
+        raise ValueError(f"{where} has no `schema` key; add: schema = {SCHEMA}")
     if version != SCHEMA:
         raise ValueError(
             f"{where} has schema {version!r}; this version of cleave reads schema {SCHEMA}"
@@ -75,9 +75,11 @@ def read_toml(file: Path | Traversable, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{path} of {where} is {value}; give a finite number")
+            raise ValueError(f"{path} of {where} must be a finite number, not {value}")
         if isinstance(value, int) and value.bit_length() > 63:
-            raise ValueError(f"{path} of {where} has {len(str(value))} digits; give fewer")
+            raise ValueError(
+                f"{path} of {where} has {len(str(value))} digits; integers must fit in 64 bits"
+            )
     return table
 
 
@@ -312,8 +314,8 @@ def _check_known(name: str, folder: str, what: str, how_to_list: str) -> None:
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     close = f" (similar: {', '.join(near)})" if near else ""
     raise ValueError(
-        f"there is no {what} {name!r} in the library{close}; {how_to_list}, "
-        f"or give a file that ends in {_SUFFIX}"
+        f"there is no {what} {name!r} in the library{close}; {how_to_list}, or use a file that "
+        f"ends in {_SUFFIX}"
     )
 
 

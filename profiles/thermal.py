@@ -56,8 +56,8 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for point in self.points:
             if not 0 < point.speed <= 1:
                 raise ValueError(
-                    f"the throttle point {list(point)} is invalid; give a temperature, and a "
-                    f"fraction of full speed, above 0 and at most 1"
+                    f"the throttle point {list(point)} is invalid; use a temperature, and a "
+                    "fraction of full speed above 0 and at most 1"
                 )
         for low, high in pairwise(self.points):
             if not (high.temperature > low.temperature and high.speed <= low.speed):

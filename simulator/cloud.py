@@ -71,7 +71,10 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return an outcome without offloading and, if memory is too small, one with offloading."""
+        """Return an outcome without offloading.
+
+        If memory is too small, also return one with offloading.
+        """
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 

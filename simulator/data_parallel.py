@@ -8,9 +8,9 @@
                 in the ring (Patarasu and Yuan 2009), for n devices and P parameters of e bytes.
 
 A ring has at most one device per sample. The sizes tried are 2, 4, 8 ... and the maximum. Each size
-is tried twice: with the devices that have the fastest links, and with those that have the fastest
-links among the devices with enough memory for the model. After the loss of a device, the others
-divide and recompute its samples.
+is tried twice: with the devices that have the fastest links, and with the fastest-linked devices
+among the devices with enough memory for the model. After the loss of a device, the others divide
+and recompute its samples.
 
 `diloco`: local updates (DiLoCo, arXiv 2311.08105), which are not exact.
 

@@ -1,4 +1,4 @@
-"""Interface of the simulated training methods, which compute an `Outcome` from `Conditions`.
+"""Interface for simulated training methods, which compute an `Outcome` from `Conditions`.
 
 If a method does not fit in the devices' memory, `Outcome.step_s` is the time that a step would take
 with enough memory, and `Outcome.misfit` describes the shortage.

@@ -1,9 +1,10 @@
 """Common parts of pipeline methods: layers and memory per stage, 1F1B, Alpa's dynamic program.
 
 The time of a step with m micro-batches on P stages is modelled as ``sum t + (m - 1) max t``, where
-t is a stage's time per micro-batch. The model is exact for 1F1B if all stages take equally long, or
-if the last stage is the slowest. Otherwise, 1F1B is faster by at most the time of the stages after
-the slowest, an error of at most P / m. `tests/simulator/test_pipeline.py` simulates the schedule.
+t is a stage's time per micro-batch. The model is exact for 1F1B if all stages take the same time,
+or if the last stage is the slowest. Otherwise, 1F1B is faster by at most the time of the stages
+after the slowest, an error of at most P / m. `tests/simulator/test_pipeline.py` simulates the
+schedule.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def fleet_rates(
         devices: number of devices; None to use the number in the fleet's name or file.
         dtype: dtype for which the devices' throughput is returned.
         stragglers: share of devices whose compute and link rates are divided by ten.
-        seed: random seed with which links and stragglers are drawn.
+        seed: random seed for drawing links and stragglers.
 
     Raises:
         UsageError: if the fleet is unknown or invalid.
@@ -266,7 +266,7 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods in a comma-separated list, in which `cloud` stands for all cloud methods.
+    """Return the methods in a comma-separated list. `cloud` stands for all cloud methods.
 
     Raises:
         UsageError: if a name is not in `known`.

@@ -61,10 +61,12 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
             offload(fleet, model())
         with pytest.raises(cleave.UsageError, match="is an int, not a fleet"):
             offload(model(), 8)
-        with pytest.raises(cleave.UsageError, match="audit is 2; give a probability"):
+        with pytest.raises(
+            cleave.UsageError, match="audit must be a probability from 0 to 1, not 2"
+        ):
             offload(model(), fleet, audit=2)
 
-        with pytest.raises(cleave.UsageError, match="min_flops is 'a'; give a number"):
+        with pytest.raises(cleave.UsageError, match="min_flops must be a number, not 'a'"):
             offload(model(), fleet, min_flops="a")
         emulated: Any = cleave.emulated
         for wrong in ("3", 2.5):
@@ -74,7 +76,9 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
             emulated(0)
         with pytest.raises(cleave.UsageError, match="fallback is 'loca'; use one of wait, local"):
             offload(model(), fleet, fallback="loca")
-        with pytest.raises(cleave.UsageError, match="fallback_after_s is -1; give seconds"):
+        with pytest.raises(
+            cleave.UsageError, match="fallback_after_s must be 0 or more seconds, not -1"
+        ):
             offload(model(), fleet, fallback_after_s=-1)
 
 
@@ -211,7 +215,7 @@ def test_a_server_is_no_fleet_but_has_one() -> None:
     offload: Any = cleave.offload
     with (
         cleave.serve() as server,
-        pytest.raises(cleave.UsageError, match=r"is a Server, not a fleet: give server\.fleet"),
+        pytest.raises(cleave.UsageError, match=r"is a Server, not a fleet; pass server\.fleet"),
     ):
         offload(model(), server)
 

@@ -35,7 +35,7 @@ class EndpointLostError(Exception):
 
 
 class EndpointCalls(Protocol):
-    """Interface of a client for one endpoint. Clients can be sent to any process of the cluster."""
+    """Interface for a client of one endpoint. Clients can be sent to any process of the cluster."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the endpoint and return its result.
@@ -144,7 +144,7 @@ class ServedEndpoint:
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
-        """Return a client with which other processes can call this endpoint."""
+        """Return a client that other processes can use to call this endpoint."""
         address: Any = self._listener.address
         return ConnectionCalls(address, self._key)
 

@@ -351,7 +351,7 @@ class _Starting:
                 why.partition(": ")[2].partition(";")[0] or "the endpoint of a server did not start"
             )
             kind = PortInUseError if "in use" in why else UsageError
-            raise kind(f"{why}; give another port, or stop the program that uses it") from error
+            raise kind(f"{why}; use another port, or stop the program that uses it") from error
         return actor
 
 

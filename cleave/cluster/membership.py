@@ -48,7 +48,7 @@ class Roll:
 
 
 class Keeper(Authenticator, Protocol):
-    """Interface of the authenticator to which `Members` delegates. `Access` implements it."""
+    """Interface for the authenticator to which `Members` delegates. `Access` implements it."""
 
     def arrived(self, identity: int) -> None: ...
 

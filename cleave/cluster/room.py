@@ -69,8 +69,8 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
     """Raise UsageError if the nodes together have fewer than `servers` cores."""
     if sum(nodes) < servers:
         raise UsageError(
-            f"--servers is {servers} and the cluster has {sum(nodes)} cores; give fewer servers, "
-            "or add nodes with: ray start --address HOST:PORT"
+            f"--servers is {servers}, but the cluster has only {sum(nodes)} cores; use fewer "
+            "servers, or add nodes with: ray start --address HOST:PORT"
         )
 
 

@@ -410,8 +410,8 @@ def serving_together(
         if not endpoints.on_one_machine and is_loopback(config.host):
             others.close()
             raise UsageError(
-                f"--host is {config.host}, which devices on other machines cannot reach, and the "
-                f"cluster has several machines; give --host 0.0.0.0"
+                f"--host is {config.host}, which devices on other machines cannot reach, but the "
+                "cluster has several machines; use --host 0.0.0.0"
             )
         servers = Servers(first, members, overview, endpoints)
         opened.callback(servers.close)  # this also closes the other servers' endpoints

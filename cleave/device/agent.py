@@ -143,9 +143,9 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """Drain a welcomed session. On a second call, or without a session, stop now.
+        """Drain the current session if the PS has accepted it.
 
-        Call this method from the event loop.
+        Otherwise, or on a second call, stop immediately. Call this method from the event loop.
         """
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:

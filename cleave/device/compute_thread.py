@@ -1,4 +1,4 @@
-"""Executes a device's orders (products, graph runs, fetches) in a separate thread."""
+"""Execute a device's tasks (products, graph runs, fetches) in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Outcome: TypeAlias = tuple[Any, float] | str  # result and seconds, or an error 
 
 
 class Computer(Protocol):
-    """Executes the orders of one device, one after another, without blocking the event loop."""
+    """Executes the tasks of one device, one after another, without blocking the event loop."""
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start an order. Call `done` in the event loop's thread, immediately or later."""
+        """Start a task. Call `done` in the event loop's thread, immediately or later."""
 
     def close(self) -> None:
-        """Cancel the orders that have not started. Do not wait for the running order."""
+        """Cancel the tasks that have not started. Do not wait for the running task."""
 
 
 class ComputeThread:
-    """Executes orders in one thread.
+    """Execute tasks in one thread.
 
     Matrix multiplications of up to `inline_flops` FLOPs run in the caller's thread if no other
-    order is running. `make_session` opens a graph.
+    task is running. `make_session` opens a graph.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def compute(
     make_session: MakeGraph = open_on_cpu,
     make_memory: MakeMemory = checked_memory,
 ) -> Outcome:
-    """Execute one order. Return its result and compute time in seconds, or an error message."""
+    """Execute one task. Return its result and compute time in seconds, or an error message."""
     began_s = time.perf_counter()
     try:
         match order:

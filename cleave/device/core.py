@@ -1,8 +1,8 @@
 """The device's protocol state machine. It uses no sockets or clocks and computes nothing itself.
 
-`DeviceCore.received` converts a message from the PS into orders (work to execute) and messages to
-send. The caller reports the end of each order with `computed` or `failed`. Orders must be executed
-in sequence, because an order may need the outputs of an earlier order.
+`DeviceCore.received` converts a message from the PS into tasks (work to execute) and messages to
+send. The caller reports the end of each task with `computed` or `failed`. Tasks must be executed
+in sequence, because a task may need the outputs of an earlier task.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class DeviceCore:
         nbytes = payload_bytes(message.payload)
         if nbytes > limits.MAX_GRAPH_BYTES:
             raise ProtocolError(
-                f"graph {message.id} has {nbytes} bytes; the limit is {limits.MAX_GRAPH_BYTES}"
+                f"graph {message.id} is {nbytes} bytes; the limit is {limits.MAX_GRAPH_BYTES}"
             )
         products = DType.BF16 if message.products == DType.BF16.value else None
         self._keep(message.id, StoredGraph(message.payload, nbytes, products))
@@ -253,12 +253,12 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + nbytes > self.memory_bytes:
             raise ProtocolError(
-                f"array {id} does not fit: {taken} of {self.memory_bytes} "
-                f"bytes are in use, and it needs {nbytes}"
+                f"array {id} needs {nbytes} bytes, but {taken} of {self.memory_bytes} bytes are in "
+                "use"
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
-        """Return the order for a request, or a `task_error` message if the request is invalid."""
+        """Return the task for a request, or a `task_error` message if the request is invalid."""
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was requested twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
@@ -284,7 +284,8 @@ class DeviceCore:
         taken = self.occupied_bytes + self._results_bytes
         if taken + result_bytes > self.memory_bytes:
             raise _CannotRunError(
-                f"the result has {result_bytes} bytes and {taken} of {self.memory_bytes} are in use"
+                f"the result needs {result_bytes} bytes, but {taken} of {self.memory_bytes} are in "
+                "use"
             )
 
     def _graph_run(self, message: messages.RunGraph) -> GraphRun:
@@ -292,7 +293,7 @@ class DeviceCore:
         replaced = self._replaced(message, kept)
         if len(kept) != len(message.output_bytes):
             raise ProtocolError(
-                f"run {message.id} keeps {len(kept)} outputs and states the sizes of "
+                f"run {message.id} keeps {len(kept)} outputs, but states the sizes of "
                 f"{len(message.output_bytes)}"
             )
         for number, name in enumerate(kept):
@@ -399,8 +400,8 @@ def _array_bytes(message: messages.Put, itemsize: int) -> int:
     length = payload_bytes(message.payload)
     if length != nbytes:
         raise ProtocolError(
-            f"array {message.id} has {length} bytes; "
-            f"{message.rows}x{message.columns} {message.dtype} needs {nbytes}"
+            f"array {message.id} is {length} bytes, but {message.rows}x{message.columns} "
+            f"{message.dtype} needs {nbytes}"
         )
     return nbytes
 

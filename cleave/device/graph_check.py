@@ -1,4 +1,4 @@
-"""Checks a graph's bytes before ONNX Runtime reads them (docs/protocol.md, *Which graphs*)."""
+"""Check a graph's bytes before ONNX Runtime reads them (docs/protocol.md, *Which graphs*)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check_value(value: memoryview) -> None:
 def _check_domain(value: int | memoryview) -> None:
     if bytes(_content(value)[:_LONGEST_DOMAIN]) not in _DOMAINS:
         raise GraphError(
-            f"only operations of ONNX's default domain are allowed, and this model names "
+            "only operations of ONNX's default domain are allowed, but this model names "
             f"{_text(value)!r}"
         )
 

@@ -66,8 +66,8 @@ def parse_data_cap(text: str) -> DataCap:
     nbytes = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
     if match is None or nbytes < 1e6:
         raise UsageError(
-            f"--max-data {text!r} is not valid; give a limit such as 500MB/hour, 5GB/day or "
-            f"50GB/month, or 5GB for the whole run of this command"
+            f"--max-data {text!r} is not valid; use a limit such as 500MB/hour, 5GB/day or "
+            "50GB/month, or 5GB for the whole run of this command"
         )
     return DataCap(math.floor(nbytes), Span((match[3] or "").lower()))
 
@@ -243,13 +243,13 @@ def require_visible(policy: Policy, seen: Observation) -> None:
         )
     if Condition.CHARGING in policy.when and seen.charging is None:
         problems.append(
-            "--when charging: this machine does not show whether its battery is charging; "
-            "leave out charging"
+            "--when charging: this machine does not show whether its battery is charging; omit "
+            "charging"
         )
     if policy.max_temperature_c is not None and seen.temperature_c is None:
         problems.append(
-            f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; "
-            f"leave it out and lend fewer --cores"
+            f"--max-temp {policy.max_temperature_c:g}: this machine shows no temperature; omit it, "
+            "and lend fewer --cores"
         )
     if problems:
         raise UsageError("; ".join(problems))
@@ -358,7 +358,7 @@ def parse_when(text: str) -> frozenset[Condition]:
         return frozenset(Condition(word) for word in words)
     except ValueError:
         raise UsageError(
-            f"--when {text!r} is not valid; give idle, charging, idle,charging or always"
+            f"--when {text!r} is not valid; use idle, charging, idle,charging or always"
         ) from None
 
 
@@ -371,7 +371,7 @@ def parse_hours(text: str) -> tuple[float, float]:
         if max(whole[1], whole[3]) < 60 and start < 24 and end <= 24 and start != end:
             return start, end
     raise UsageError(
-        f"--hours {text!r} is not valid; give a span in local time, such as 22-7 or 8:30-17"
+        f"--hours {text!r} is not valid; use a time span in local time, such as 22-7 or 8:30-17"
     )
 
 
@@ -380,19 +380,20 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(
-            f"--memory {text!r} is not valid; give an amount such as 1000 (MB), 4GB or 50%"
+            f"--memory {text!r} is not valid; use an amount such as 1000 (MB), 4GB or 50%"
         )
     amount, unit = float(match[1]), match[2].upper()
     if unit == "%":
         if total_bytes is None:
             raise UsageError(
-                f"--memory {text}: this machine's total memory is unknown; give an amount in MB"
+                f"--memory is {text}, but this machine's total memory is unknown; use an amount in "
+                "MB"
             )
         count = amount / 100 * total_bytes
     else:
         count = amount * (1e9 if unit == "GB" else 1e6)
     if count < limits.MIN_DEVICE_MEMORY_BYTES:
-        raise UsageError(f"--memory {text} is too little; give 17 (MB) or more")
+        raise UsageError(f"--memory {text} is too low; use 17 (MB) or more")
     if total_bytes is not None and count > total_bytes:
         raise UsageError(
             f"--memory {text} is more than the {total_bytes / 1e9:.1f} GB of this machine"
@@ -411,10 +412,11 @@ def parse_policy(
         idle_after_min: value of `--idle-after` in minutes.
     """
     if not 0 <= max_temp < 150:
-        raise UsageError(f"--max-temp {max_temp:g} is not valid; give degrees Celsius, such as 80")
+        raise UsageError(f"--max-temp {max_temp:g} is not valid; use degrees Celsius, such as 80")
     if not 0 < idle_after_min <= DAY_MIN:
         raise UsageError(
-            f"--idle-after {idle_after_min:g} is not valid; give minutes above 0, up to {DAY_MIN}"
+            f"--idle-after must be more than 0 and at most {DAY_MIN} minutes, not "
+            f"{idle_after_min:g}"
         )
     if not (when or hours or max_temp or max_data):
         return None

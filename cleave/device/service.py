@@ -232,8 +232,8 @@ class Installer:
         if not there:
             raise CleaveError(
                 f"{self.manager.value} is not running here, so nothing was installed; start "
-                f"`cleave join` with the same options in the way that suits this machine, or get "
-                f"the service file with --print"
+                "`cleave join` with the same options by other means, or print the service file "
+                "with --print"
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:

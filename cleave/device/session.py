@@ -84,7 +84,7 @@ TELEMETRY_S: Final = 30.0  # interval between two telemetry messages of a device
 class DeviceSession:
     """Runs one device over one connection to the PS.
 
-    The session passes the PS's messages to a `DeviceCore`, starts the orders and sends the messages
+    The session passes the PS's messages to a `DeviceCore`, starts the tasks and sends the messages
     that the core returns.
 
     Args:
@@ -264,7 +264,7 @@ class DeviceSession:
             self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
-        """Execute actions from the core: start orders and queue messages."""
+        """Execute actions from the core: start tasks and queue messages."""
         for action in actions:
             if isinstance(action, Order):
                 self._computer.start(action, self._answer)
@@ -272,7 +272,7 @@ class DeviceSession:
                 self._send(action)
 
     def _answer(self, order: Order, outcome: Outcome) -> None:
-        """Pass an order's outcome to the core and execute the resulting actions."""
+        """Pass a task's outcome to the core and execute the resulting actions."""
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
@@ -372,7 +372,7 @@ async def check_admission(connection: Connection, hello: messages.Hello) -> None
 
 def _unwelcomed() -> UnansweredError:
     return UnansweredError(
-        f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
+        f"the server did not accept this device within {limits.HANDSHAKE_S:.0f} s"
     )
 
 

@@ -32,7 +32,7 @@ class DeviceUsage:
         radio_s: time spent receiving plus time spent sending.
         active_power_w: power above idle while computing, from the fleet file; used if neither
             profile nor kind determines a power.
-        measured_j: energy that the devices measured themselves; None if they measured no energy.
+        measured_j: energy that the devices measured themselves; None without a measurement.
         network_bytes: bytes that crossed the network; None means `down_bytes + up_bytes`. A byte
             between two devices is both sent and received, but crosses the network once.
         kind: the kind that the devices report; used if the profile is unknown.

@@ -121,8 +121,8 @@ def load_grid(country: str) -> Grid:
     near = difflib.get_close_matches(country.strip().title(), names, n=3)
     close = f" (similar: {', '.join(near)})" if near else ""
     raise UsageError(
-        f"there are no figures for the electricity of {country!r}{close}; give a country's name, "
-        f"or its three-letter code, such as DEU"
+        f"there are no figures for the electricity of {country!r}{close}; use a country's name, or "
+        "its three-letter code, such as DEU"
     )
 
 
@@ -142,14 +142,16 @@ def load_hours(path: Path) -> tuple[float, ...]:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
         hours = {int(row["hour"]): float(row["gco2e_per_kwh"]) for row in rows}
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); give a CSV file") from None
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); use a readable CSV file"
+        ) from None
     except (KeyError, TypeError, ValueError):
         hours = {}
     whole = sorted(hours) == list(range(24)) and len(rows) == 24
     if not whole or not all(0 <= v < math.inf for v in hours.values()):
         raise UsageError(
-            f"{path} is not a table of hourly values; give the columns hour and gco2e_per_kwh, "
-            f"with a line for each hour from 0 to 23"
+            f"{path} is not a table of hourly values; use the columns hour and gco2e_per_kwh, with "
+            "a line for each hour from 0 to 23"
         )
     return tuple(hours[hour] for hour in range(24))
 

@@ -98,7 +98,7 @@ def fleet_usages(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceU
 def stated_rates(devices: Sequence[FleetDevice], *, hot: bool = False) -> list[DeviceRates]:
     """Return the stated rates of devices as planner input. IDs are positions in `devices`.
 
-    If `hot`, throughputs are those that the devices sustain when they are hot.
+    If `hot` is True, return the throughput that each device sustains when hot.
     """
     speeds = [d.thermal.sustained_speed if hot and d.thermal else 1.0 for d in devices]
     return [

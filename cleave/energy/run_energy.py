@@ -75,7 +75,7 @@ class RunEnergy:
                 "devices are emulated on a virtual clock, on which the PS's own work takes no time"
             )
         elif self.usages:
-            notes.append("devices joined the server; their profiles are those that they report")
+            notes.append("devices joined the server; their profiles are the ones that they report")
         if self.machine_j is not None:
             apart = ""
             if self._shared:
@@ -112,8 +112,8 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
         ) from None
     if not found:
         raise UsageError(
-            "this run has no energy record: it is still running, was killed, or was trained by an "
-            "older version"
+            "this run has no energy record, because it is still running, was killed, or was "
+            "trained by an older version"
         )
     return in_succession(found)
 

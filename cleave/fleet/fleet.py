@@ -1,4 +1,4 @@
-"""The class with which training code registers operands and runs GEMMs on a fleet."""
+"""The class that training code uses to register operands and run GEMMs on a fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a fleet's runtime, which provides the clock and the connections to devices.
+"""The interface for a fleet's runtime, which provides the clock and the connections to devices.
 
 `cleave.fleet.runtime.Runtime` serves the devices in this process.
 `cleave.cluster.endpoints.EndpointRuntime` delegates to another process, to which the devices

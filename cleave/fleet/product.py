@@ -139,7 +139,7 @@ class GemmFuture:
 
 
 class Pending(Protocol):
-    """Interface of a submitted GEMM, whose result may not be available yet."""
+    """Interface for a submitted GEMM, whose result may not be available yet."""
 
     @property
     def done(self) -> bool: ...

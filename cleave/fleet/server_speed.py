@@ -31,8 +31,8 @@ def measured_server(
 ) -> PsCompute:
     """Measure the speed that this machine sustains as a PS. This takes about a second.
 
-    Without torch, only multiplications are measured. The loss is then assumed to be equally fast,
-    and the optimizer step to take no time.
+    Without torch, only multiplications are measured. The loss is then assumed to run at the same
+    speed, and the optimizer step to take no time.
 
     Args:
         width: elements per token of an activation between layers.

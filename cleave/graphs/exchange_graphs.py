@@ -1,4 +1,4 @@
-"""Graphs for local updates, in which devices exchange weights with the server.
+"""Graphs that devices run to exchange weights with the server in local updates.
 
 After a round, a device subtracts its weights from its weights at the start of the round, and
 returns the difference. It then adds the change of the server's weights to its weights at the start
@@ -33,7 +33,7 @@ _BIAS: Final = 15  # of the exponents of fp16
 
 
 def zeros_graph() -> bytes:
-    """Return a graph from `WEIGHT` to `MOMENT`, an initial moment of zeros in the same shape."""
+    """Return a graph that computes `MOMENT`: zeros in the shape of `WEIGHT`."""
     return _of_two("Sub", names.WEIGHT, names.WEIGHT, names.MOMENT)
 
 
@@ -89,17 +89,17 @@ def clip_graph(scalars: int) -> bytes:
 
 
 def difference_graph() -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `GRADIENT`, their difference."""
+    """Return a graph that computes `GRADIENT`, the difference between `START` and `WEIGHT`."""
     return _of_two("Sub", names.START, names.WEIGHT, names.GRADIENT)
 
 
 def added_graph() -> bytes:
-    """Return a graph from `START` and `GRADIENT` to `updated(WEIGHT)`, their sum."""
+    """Return a graph that computes `updated(WEIGHT)`, the sum of `START` and `GRADIENT`."""
     return _of_two("Add", names.START, names.GRADIENT, names.updated(names.WEIGHT))
 
 
 def mixed_graph(part: float) -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `updated(WEIGHT)`, their weighted average.
+    """Return a graph that computes `updated(WEIGHT)`, a weighted average of `START` and `WEIGHT`.
 
     Args:
         part: weight of `WEIGHT` in the average; alpha in Streaming DiLoCo (arXiv 2501.18512).
@@ -127,7 +127,7 @@ def block_of(elements: int) -> int:
 
 
 def coded_difference_graph(block: int) -> bytes:
-    """Return a graph from `START` and `WEIGHT` to `CODES` and `SCALES`.
+    """Return a graph that computes `CODES` and `SCALES` from `START` and `WEIGHT`.
 
     `CODES` has one fp16 number per two elements; `codes_of` decodes it. `SCALES` has one number per
     block of `block` elements.
@@ -220,7 +220,7 @@ def dequantized(codes: Array, scales: Array) -> Array:
 
 
 def quantized(values: Array, block: int) -> tuple[Array, Array]:
-    """Return the codes (uint8, from 0) and scales with which the server sends a vector."""
+    """Return the codes (uint8, from 0) and scales that the server sends for a vector."""
     rows = values.reshape(-1, block)
     scales = np.maximum(np.abs(rows).max(1) / np.float32(LARGEST), np.float32(_TINY))
     codes = np.round(rows / scales[:, None]) + LARGEST
@@ -234,9 +234,9 @@ def codes_from(sent: Array) -> Array:
 
 
 def coded_added_graph(block: int) -> bytes:
-    """Return a graph from `START`, `CODES` and `SCALES` to `updated(WEIGHT)`.
+    """Return a graph that computes `updated(WEIGHT)` from `START`, `CODES` and `SCALES`.
 
-    `CODES` and `SCALES` are those of `quantized`.
+    `quantized` returns `CODES` and `SCALES`.
     """
     nodes = [
         Node("Cast", [names.CODES], ["numbers"], {"to": 1}),

@@ -1,4 +1,4 @@
-"""Graphs with which devices update parameters that they keep between steps.
+"""Graphs that devices run to update the parameters they keep between steps.
 
 One graph serves all parameters: it takes them as vectors. The coefficients of a step, such as the
 learning rate, are an input, so the graph is the same in every step.

@@ -73,7 +73,7 @@ def packed_by(model: nn.Module) -> PackedBy:
         model.train(training)
     raise UsageError(
         f"--packing is 'separate', but {type(model).__name__} cannot separate documents in one "
-        f"sequence; leave it out"
+        "sequence; omit it"
     )
 
 

@@ -108,10 +108,10 @@ class Chunks:
 
 
 def sparse_difference_graph(chunks: Chunks) -> bytes:
-    """Return a graph from `START`, `WEIGHT` and `ERROR` to `CODES`, `SCALES`, `updated(ERROR)`.
+    """Return a graph that computes `CODES`, `SCALES` and `updated(ERROR)`.
 
-    `CODES` has one fp16 number for each returned element, and `SCALES` has two magnitudes for each
-    chunk. `sparse_difference` decodes them.
+    The inputs are `START`, `WEIGHT` and `ERROR`. `CODES` has one fp16 number for each returned
+    element, and `SCALES` has two magnitudes for each chunk. `sparse_difference` decodes them.
     """
     error = names.updated(names.ERROR)
     nodes = [
@@ -188,7 +188,7 @@ def sparse_difference(halves: Array, scales: Array, chunks: Chunks) -> Array:
 
 
 def sparse_change(change: Array, chunks: Chunks) -> tuple[Array, Array, Array]:
-    """Return the mask, codes and scales with which the server sends the change of a vector.
+    """Return the mask, codes and scales that the server sends for the change of a vector.
 
     The first code stands for 0. The other codes belong, in order, to the elements whose bit in the
     mask is set. Each chunk has one scale.
@@ -207,7 +207,7 @@ def changed(mask: Array, codes: Array, scales: Array, chunks: Chunks) -> Array:
 
 
 def sparse_added_graph(chunks: Chunks) -> bytes:
-    """Return a graph from `START`, `MASK`, `CODES` and `SCALES` to `updated(WEIGHT)`.
+    """Return a graph that computes `updated(WEIGHT)` from `START`, `MASK`, `CODES` and `SCALES`.
 
     `sparse_change` returns the last three inputs.
     """

@@ -500,7 +500,9 @@ def _checked(model: Any, part: Part) -> bytes:
         raise LayerGraphError("it needs operations that ONNX does not have")
     nodes = list(_nodes(model.graph))
     if len(nodes) > MAX_GRAPH_NODES:
-        raise LayerGraphError(f"its graph has {len(nodes)} operations, more than {MAX_GRAPH_NODES}")
+        raise LayerGraphError(
+            f"its graph has {len(nodes)} operations; the limit is {MAX_GRAPH_NODES}"
+        )
     for node in nodes:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -511,7 +513,7 @@ def _checked(model: Any, part: Part) -> bytes:
     del model.functions[:]
     written: bytes = model.SerializeToString(deterministic=True)
     if len(written) > MAX_GRAPH_BYTES:
-        raise LayerGraphError(f"its graph has {len(written)} bytes, more than {MAX_GRAPH_BYTES}")
+        raise LayerGraphError(f"its graph is {len(written)} bytes; the limit is {MAX_GRAPH_BYTES}")
     given = [GivenInput(part.inputs[value.name].numel()) for value in model.graph.input]
     try:
         GraphMemory(written).peak_bytes(given, [False] * len(part.outputs))

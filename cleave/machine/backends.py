@@ -52,7 +52,7 @@ class Compute:
 
 
 class MatmulBackend(Protocol):
-    """The interface of a library that multiplies matrices on one kind of processor."""
+    """Interface for a library that multiplies matrices on one kind of processor."""
 
     @property
     def name(self) -> str: ...

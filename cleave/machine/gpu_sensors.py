@@ -1,4 +1,4 @@
-"""Reads what the GPUs of this machine do for other programs, and their temperature.
+"""Read what the GPUs of this machine do for other programs, and their temperature.
 
 The sources are `nvidia-smi`, which comes with NVIDIA's driver, and the Linux kernel, for drivers
 that state the use of each process (amdgpu, i915, xe and others). A value that no source provides is

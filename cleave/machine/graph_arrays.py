@@ -54,7 +54,7 @@ class Sized:
     def __post_init__(self) -> None:
         if self.type not in ITEM_BYTES:
             raise UnboundedError(
-                Refusal.TYPE, f"graphs have no arrays of the element type {self.type}"
+                Refusal.TYPE, f"graphs do not support arrays of the element type {self.type}"
             )
         if len(self.shape) > LARGEST_RANK:
             raise UnboundedError(

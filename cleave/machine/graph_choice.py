@@ -1,4 +1,4 @@
-"""Chooses the runner of a device's graphs: the fastest runner that is precise enough.
+"""Choose the runner of a device's graphs: the fastest runner that is precise enough.
 
 A self-test (see `cleave.machine.graph_trials`) measures how precise a runner is.
 
@@ -129,7 +129,8 @@ def known_runner(name: str) -> str:
     name = AUTO if name in _FORMER else SHORT_NAMES.get(name, name)
     if name not in _NAMES:
         raise UsageError(
-            f"--runner {name!r} runs no graphs; use one of {', '.join((*_NAMES, *SHORT_NAMES))}"
+            f"--runner {name!r} does not run graphs; use one of "
+            f"{', '.join((*_NAMES, *SHORT_NAMES))}"
         )
     return name
 
@@ -152,7 +153,7 @@ def one_processor(backend: str, runner: str) -> tuple[str, str]:
     backend, runner = known_name(backend), known_runner(runner)
     if backend == AUTO and runner != AUTO:  # tiles have no WebGPU here
         backend = CPU if runner in (CPU, "torch:cpu", webgpu_session.NAME) else runner
-    elif runner == AUTO and backend not in (AUTO, "torch"):  # `torch` names no processor
+    elif runner == AUTO and backend not in (AUTO, "torch"):  # `torch` does not name a processor
         runner = CPU if backend in (CPU, "numpy", "torch:cpu") else backend
     return backend, runner
 

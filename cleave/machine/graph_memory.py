@@ -1,4 +1,4 @@
-"""Computes the working memory of a graph run in advance (docs/protocol.md, *Working memory*).
+"""Compute the working memory of a graph run in advance (docs/protocol.md, *Working memory*).
 
 A small model may create large arrays. All models must have passed `check_graph`.
 """
@@ -71,7 +71,7 @@ class GraphMemory:
         try:
             self._graph = _read(memoryview(model))
         except onnx.ProtobufError as error:
-            raise GraphError(f"it is no ONNX model: {error}") from None
+            raise GraphError(f"it is not an ONNX model: {error}") from None
         self._inputs = [name for name in self._graph.inputs if name not in self._graph.constants]
         self._found: dict[tuple[object, ...], int] = {}
 
@@ -93,7 +93,7 @@ class GraphMemory:
             try:
                 self._found[key] = self._peak(given, kept)
             except onnx.ProtobufError as error:  # subgraphs are parsed only here
-                raise GraphError(f"it is no ONNX model: {error}") from None
+                raise GraphError(f"it is not an ONNX model: {error}") from None
         return self._found[key]
 
     def _peak(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
@@ -148,14 +148,16 @@ class _Pass:
             for name, sized in zip(operation.outputs, made.outputs, strict=False):
                 if name:
                     if name in self._maker or name in self._free:
-                        raise UnboundedError(Refusal.NAME, f"the array {name[:60]} is made twice")
+                        raise UnboundedError(
+                            Refusal.NAME, f"the array {name[:60]} is computed twice"
+                        )
                     self._maker[name] = number
                     self.known[name] = sized
             self._taken.append(taken | inner)
             self._working.append(made.working_bytes)
         for name in graph.outputs:
             if name not in self._maker and name not in self.known:
-                raise UnboundedError(Refusal.NAME, f"nothing makes the output {name[:60]}")
+                raise UnboundedError(Refusal.NAME, f"no operation computes the output {name[:60]}")
 
     def _made(self, operation: Operation) -> Made:
         given: Given = [self._of(name) if name else None for name in operation.inputs]
@@ -171,7 +173,7 @@ class _Pass:
         found = self.known.get(name)
         if found is None:
             raise UnboundedError(
-                Refusal.NAME, f"the array {name[:60]} is taken before anything makes it"
+                Refusal.NAME, f"the array {name[:60]} is used before it is computed"
             )
         return found
 
@@ -404,7 +406,7 @@ def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) 
     if free > 1 or fixed < 0 or batch * fixed != given.elements:
         raise UnboundedError(
             Refusal.SHAPE,
-            f"{shown} has the shape {list(sizes)}, and {given.elements} elements came",
+            f"{shown} has the shape {list(sizes)}, but {given.elements} elements arrived",
         )
     return Sized(tuple(size if isinstance(size, int) else batch for size in sizes), type)
 
@@ -421,8 +423,8 @@ def _read(model: memoryview) -> _Graph:
     if len(versions) != 1 or not versions <= set(OPSETS):
         raise UnboundedError(
             Refusal.OPSET,
-            f"graphs are of ONNX's operations {OPSETS[0]} to {OPSETS[-1]}, and this one is of "
-            f"{', '.join(map(str, sorted(versions))) or 'none'}",
+            f"a graph must use one of the ONNX operator sets {OPSETS[0]} to {OPSETS[-1]}, but "
+            f"this one uses {', '.join(map(str, sorted(versions))) or 'none'}",
         )
     return _graph_of(_joined(model, onnx.ModelField.GRAPH), inside=False)
 

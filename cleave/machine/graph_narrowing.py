@@ -1,4 +1,4 @@
-"""Rewrites graphs to accept 16-bit inputs and upcast them at each use, to save memory.
+"""Rewrite graphs to accept 16-bit inputs and upcast them at each use, to save memory.
 
 A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple the parameters'
 memory. In a rewritten graph each use has its own `Cast`, so a matrix exists in fp32 only during one

@@ -1,4 +1,4 @@
-"""Computes the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
+"""Compute the output shapes of all supported graph operations (docs/protocol.md, *Operations*).
 
 Because a shape may depend on integer inputs, the elements of small integer arrays are tracked.
 """
@@ -47,7 +47,9 @@ def made_by(operation: Operation, given: Given) -> Made:
     """
     rule = _RULES.get(operation.name)
     if rule is None:
-        raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
+        raise UnboundedError(
+            Refusal.OPERATION, f"graphs do not support the operation {operation.name[:60]}"
+        )
     found = rule(operation, _input(operation, given, 0), given)
     return Made([found]) if isinstance(found, Sized) else found
 
@@ -77,7 +79,7 @@ def _optional_values(operation: Operation, given: Given, number: int) -> tuple[i
 
 def _axis(operation: Operation, axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
-        raise operation.refused(f"there is no axis {axis} of {rank}")
+        raise operation.refused(f"axis {axis} does not exist in {rank} dimensions")
     return axis % rank
 
 
@@ -249,7 +251,7 @@ def _matmul(operation: Operation, first: Sized, given: Given) -> Sized:
 def _gemm(operation: Operation, first: Sized, given: Given) -> Sized:
     a, b = first, _input(operation, given, 1)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        raise operation.refused("an input is no matrix")
+        raise operation.refused("an input is not a matrix")
     rows, depth = a.shape[::-1] if operation.integer("transA", 0) else a.shape
     other, columns = b.shape[::-1] if operation.integer("transB", 0) else b.shape
     if depth != other:
@@ -318,7 +320,7 @@ def _transpose(operation: Operation, first: Sized, given: Given) -> Sized:
     if order is None:
         order = range(rank)[::-1]
     if sorted(order) != list(range(rank)):
-        raise operation.refused(f"{list(order)} is no order of {rank} axes")
+        raise operation.refused(f"{list(order)} is not a permutation of {rank} axes")
     return Sized(tuple(first.shape[axis] for axis in order), first.type)
 
 
@@ -346,7 +348,7 @@ def _flatten(operation: Operation, first: Sized, given: Given) -> Sized:
     rank = len(first.shape)
     axis = operation.integer("axis", 1)
     if not -rank <= axis <= rank:
-        raise operation.refused(f"there is no axis {axis} of {rank}")
+        raise operation.refused(f"axis {axis} does not exist in {rank} dimensions")
     axis += rank if axis < 0 else 0
     return Sized((prod(first.shape[:axis]), prod(first.shape[axis:])), first.type)
 
@@ -354,7 +356,7 @@ def _flatten(operation: Operation, first: Sized, given: Given) -> Sized:
 def _expand(operation: Operation, first: Sized, given: Given) -> Sized:
     wanted = _values(operation, given, 1)
     if any(size < 0 for size in wanted):
-        raise operation.refused(f"there is no shape {list(wanted)}")
+        raise operation.refused(f"the shape {list(wanted)} is not valid")
     shape = _broadcast(operation, [first.shape, wanted])
     values = first.values
     if values is not None and len(values) == 1 and prod(shape) <= MOST_VALUES:
@@ -473,7 +475,7 @@ def _range(operation: Operation, first: Sized, given: Given) -> Sized:
     start, limit, step = (_values(operation, given, number) for number in range(3))
     numbers = (*start, *limit, *step)
     if len(numbers) != 3 or not numbers[2] or max(map(abs, numbers)) >= LARGEST_NUMBER:
-        raise operation.refused(f"there is no range of {list(numbers)}")
+        raise operation.refused(f"the range {list(numbers)} is not valid")
     found = range(*numbers)
     values = list(found) if len(found) <= MOST_VALUES else None
     return followed((len(found),), first.type, values)

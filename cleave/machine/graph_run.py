@@ -1,4 +1,4 @@
-"""Runs the graphs stored on a device, with stored arrays as inputs."""
+"""Run the graphs stored on a device, with stored arrays as inputs."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def run_graph(
         room_bytes = order.room()
         if needed_bytes > room_bytes:  # before the run allocates memory
             raise GraphError(
-                f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: "
-                f"send fewer rows, or drop arrays first"
+                f"the run needs {needed_bytes} bytes, but only {max(room_bytes, 0):.0f} are free; "
+                "send fewer rows, or drop arrays first"
             )
         return _run_graph(order, make_session)
     finally:
@@ -202,7 +202,7 @@ def _run_graph(order: GraphRun, make_session: MakeGraph) -> float:
         found = session.run(feed, list(wanted))
     for name, kept in wanted.items():
         if (nbytes := _declared_bytes(found[name])) != kept.nbytes:
-            raise GraphError(f"an output has {nbytes} bytes, not {kept.nbytes} as was said")
+            raise GraphError(f"an output is {nbytes} bytes, not {kept.nbytes} as announced")
     for name, kept in wanted.items():
         kept.value = found[name]
     return time.perf_counter() - began_s
@@ -262,7 +262,7 @@ def on_host(value: Any) -> Any:
 
 
 def _is_bf16(value: Any) -> bool:
-    """Return True for a tensor in bf16, which PyTorch computed with products in bf16."""
+    """Return True for a bf16 tensor. PyTorch has computed it with matrix products in bf16."""
     return str(value.dtype) == "torch.bfloat16"
 
 
@@ -282,7 +282,7 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Any:
     """
     if isinstance(given, Kept):
         if given.value is None:
-            raise GraphError("an array is not here: what was to compute it failed")
+            raise GraphError("an array is missing, because the task that computes it failed")
         return given.value
     if isinstance(given, StoredIndices):
         return np.frombuffer(given.payload, given.dtype)

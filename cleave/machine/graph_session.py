@@ -1,4 +1,4 @@
-"""Opens graphs in ONNX Runtime and runs them on this machine."""
+"""Open graphs in ONNX Runtime and run them on this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OpenGraph(Protocol):
     """A graph that can be run on one processor of this machine.
 
     Attributes:
-        inputs: maps each input's name to its shape, in which a string names a dynamic dimension.
+        inputs: maps each input's name to its shape, where a string names a dynamic dimension.
         outputs: the outputs' names.
         narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
         in_place: maps the name of each output that may overwrite an input to the name of that input

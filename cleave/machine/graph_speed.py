@@ -1,4 +1,4 @@
-"""Times a transformer layer as an ONNX graph, which is how devices run the layers of a stage.
+"""Time a transformer layer as an ONNX graph, which is how devices run the layers of a stage.
 
 Tiles run on torch or numpy, but graphs run on ONNX Runtime, whose kernels differ. On one core of an
 AMD server, torch reaches 112 GFLOP/s, and ONNX Runtime reaches 195 GFLOP/s for this layer.

@@ -1,4 +1,4 @@
-"""Reads the description, kind and sensors of this machine, and limits what its allocator keeps.
+"""Read the description, kind and sensors of this machine, and limit what its allocator keeps.
 
 Sensors are read from `/sys`, on Linux only. On other systems, only the description is available,
 from `psutil` and `platform`.
@@ -30,7 +30,7 @@ IDLE_BYTES: Final = 2 * 2**20  # a device that stores less, and has no runs, is 
 
 
 def return_free_memory() -> None:
-    """Return all free memory to the kernel, if the allocator is glibc's."""
+    """Return all free memory to the kernel. Without glibc's allocator, do nothing."""
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Combines operations of gradients that PyTorch computes in one pass over the arrays.
+"""Combine operations of gradients that PyTorch computes in one pass over the arrays.
 
 ONNX has no operations for most gradients. So in a layer's graph, the gradient of the attention
 weights is four operations, each of which reads and writes an array of all attention scores.

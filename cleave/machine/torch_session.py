@@ -1,4 +1,4 @@
-"""Runs graphs in PyTorch, on an accelerator or on the CPU."""
+"""Run graphs in PyTorch, on an accelerator or on the CPU."""
 
 from __future__ import annotations
 
@@ -535,7 +535,7 @@ def _without_use(
 
 
 def _fitting(free: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the first of the arrays `free` that has the shape of a result of `given`."""
+    """Return the first array in `free` whose shape equals the shape of the result for `given`."""
     for each in free:
         if (
             each.dtype is torch.float32
@@ -547,6 +547,6 @@ def _fitting(free: Sequence[Tensor], given: Sequence[Tensor | None]) -> Tensor |
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Return True if an array of a shape can be expanded to the shape `to`."""
+    """Return True if an array of shape `shape` can be broadcast to the shape `to`."""
     pairs = zip(shape[::-1], to[::-1], strict=False)
     return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)

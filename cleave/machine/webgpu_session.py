@@ -1,4 +1,4 @@
-"""Runs graphs on a GPU through WebGPU: ONNX Runtime with the plugin `onnxruntime-ep-webgpu`."""
+"""Run graphs on a GPU through WebGPU: ONNX Runtime with the plugin `onnxruntime-ep-webgpu`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WebgpuArray:
         return self._host
 
     def reshape(self, sizes: Sequence[int]) -> WebgpuArray | Array:
-        """Return the array in another shape; in the host's memory, if the shape differs."""
+        """Return the array in another shape. If the shape differs, the result is in host memory."""
         known = self.numel() // max(1, math.prod(size for size in sizes if size >= 0))
         if tuple(known if size < 0 else size for size in sizes) == self.shape:
             return self

@@ -315,7 +315,7 @@ class StepForecaster:
         planner: StagePlanner = plan_stages,
         ps: PsCompute | None = None,
     ) -> float | None:
-        """Return the step time by stages, in seconds, if the PS's computer is also a device.
+        """Return the step time by stages, in seconds, with the PS's computer as one more device.
 
         Args:
             found: the model, and its plan for `devices` alone.
@@ -386,7 +386,7 @@ class MethodChoice:
 
     @property
     def exact(self) -> list[Forecast]:
-        """Return the forecasts of exact methods, of which AUTO chooses one."""
+        """Return the forecasts of the exact methods. AUTO chooses one of these methods."""
         return [each for each in self.forecasts if each.method in _BY_TRAFFIC]
 
     @property
@@ -431,7 +431,11 @@ class MethodChoice:
             return f"Using {name}: no other method is possible."
         others = " and ".join(f"{in_seconds(e.step_s)} {_BY[e.method]}" for e in possible)
         least = min(each.step_s for each in possible)
-        tie = "; of equally fast methods, it sends the least" if least <= chosen.step_s else ""
+        tie = (
+            "; of methods with the same step time, it sends the least"
+            if least <= chosen.step_s
+            else ""
+        )
         takes = in_seconds(chosen.step_s)
         return f"Using {name}: a step takes {takes}, compared with {others}{tie}."
 

@@ -1,4 +1,4 @@
-"""Predicts rounds of local updates (DiLoCo), in which devices train whole models alone."""
+"""Predict rounds of local updates (DiLoCo), where devices train whole models alone."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def plan_round(
     if not able:
         raise DeviceMemoryError(
             f"local updates need {needed_bytes / 1e6:,.0f} MB on each device for the whole model, "
-            f"and no device offers that much"
+            "but no device offers that much"
         )
     spared = math.fsum(layer.spared_flops for layer in model.layers)
     whole = math.fsum(part.flops for part in parts)

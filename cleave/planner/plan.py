@@ -1,4 +1,4 @@
-"""The interface of tile planners: their inputs (devices, GEMMs), their plans, and a tile's cost."""
+"""The interface for tile planners: devices, GEMMs, plans, and a tile's cost."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ class Residency:
 
 
 class Planner(Protocol):
-    """Interface of planners that divide a GEMM into tiles for a fleet."""
+    """Interface for planners that divide a GEMM into tiles for a fleet."""
 
     def plan(
         self,

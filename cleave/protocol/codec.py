@@ -58,7 +58,7 @@ def encode(message: Message) -> list[Buffer]:
         raise ProtocolError(f"a {message.TYPE} message cannot be encoded: {error}") from None
     if len(head) > limits.MAX_HEADER_BYTES:
         raise ProtocolError(
-            f"the fields of a {message.TYPE} message have {len(head)} bytes, over the limit of "
+            f"the fields of a {message.TYPE} message take {len(head)} bytes; the limit is "
             f"{limits.MAX_HEADER_BYTES}"
         )
     payload = getattr(message, "payload", None)
@@ -173,7 +173,8 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
     """Return a fast function that computes the encoded size of a `cls` message in bytes."""
     names, has_payload = _fields(cls)
-    # A map and an array with equally many items have headers of the same size. The keys are fixed.
+    # A map and an array with the same number of items have headers of the same size. The keys are
+    # fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
     values = attrgetter(*names) if len(names) > 1 else lambda m: [getattr(m, n) for n in names]
 
@@ -243,8 +244,8 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                     if cls is messages.Hello:
                         return msgspec.msgpack.decode(part, type=_AnyVersion).hello(version)
                     raise VersionError(
-                        f"the server uses protocol version {version} and this client "
-                        f"uses {limits.VERSION}; install the same version of cleave on both"
+                        f"the server uses protocol version {version}, but this client uses "
+                        f"{limits.VERSION}; install the same version of cleave on both"
                     )
             message = decoder.decode(part)  # ignores unknown fields, which newer peers may send
             for name in to_check:

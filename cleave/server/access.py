@@ -430,7 +430,7 @@ class Access:
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Void and return the open join codes with which a revoked device could rejoin."""
+        """Void and return the open join codes that a revoked device could use to rejoin."""
         now_s = self._clocks.wall()
         its = [code for code in self.codes() if code.is_open(now_s) and code.id == device.code]
         for code in its:
@@ -495,11 +495,11 @@ class Access:
             UsageError: if `uses` or `life_s` is out of range.
         """
         if not 1 <= uses <= MAX_USES:
-            raise UsageError(f"a join code cannot be for {uses} devices; give 1 to {MAX_USES}")
+            raise UsageError(f"a join code must be for 1 to {MAX_USES} devices, not {uses}")
         if not 0 < life_s <= MAX_LIFE_S:
             raise UsageError(
-                f"a join code cannot be valid for {life_s / 60:g} minutes; give more than 0, up to "
-                f"{MAX_LIFE_S / 60:.0f}"
+                f"a join code must be valid for more than 0 and at most {MAX_LIFE_S / 60:.0f} "
+                f"minutes, not {life_s / 60:g}"
             )
         text, now_s = new_code(self._choose), self._clocks.wall()
         record = self.store.add_code(

@@ -30,7 +30,7 @@ from cleave.transport.http import HttpAnswer, HttpHandler, HttpRequest
 from profiles.library import load_profiles
 
 KEEP_NOTHING: Final = "none"
-"""Value of `data` with which a server stores nothing on disk, and loses its data when it exits."""
+"""Value of `data` for a server that stores nothing on disk, and loses its data when it exits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,9 @@ class ServerConfig:
             links), `on` or `off`.
         card: rates of the server's network card, which all devices share; None if unlimited.
         numbering: the session numbers that this server assigns to devices.
-        kept: records of the trained state with which devices may return. An earlier process of this
-            server must have recorded them in a run that this server resumes immediately.
+        kept: records of trained state that devices may still hold when they return. An earlier
+            process of this server must have recorded them in a run that this server resumes
+            immediately.
     """
 
     host: str = "127.0.0.1"

@@ -93,7 +93,7 @@ class _Peer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     name: str = ""  # set once the device has joined
-    refusal: messages.Error | None = None  # error with which the PS ended the session, if any
+    refusal: messages.Error | None = None  # error that the PS sent to end the session, if any
     farewell: str = ""  # reason in the `bye` that the PS sent to the device
 
     def close(self) -> None:
@@ -495,7 +495,7 @@ class LiveRuntime(Runtime):
     def start(self, future: GemmFuture) -> None:
         """Submit a GEMM to the event loop. Raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to continue")
+            raise FleetError("the fleet is closed; create a new one to continue")
         self.count(future)
         self._finished[future.job.id] = threading.Event()
         self.loop.call_soon_threadsafe(self._start, future)
@@ -565,7 +565,7 @@ class LiveRuntime(Runtime):
 
     def _begin(self, what: Callable[..., list[ForRuntime]], work: StepWork | RoundWork) -> None:
         if self._closed or self.loop is None:
-            raise FleetError("the fleet is closed; make a new one to continue")
+            raise FleetError("the fleet is closed; create a new one to continue")
         self._step_token = work.token
         self.loop.call_soon_threadsafe(self._step_call, what, work)
 
@@ -654,7 +654,7 @@ def _shown(per_s: float, suffix: str) -> str:
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the first error that `instructions` send to a session; None if they send no error."""
+    """Return the first error that `instructions` send to a session; None without an error."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)

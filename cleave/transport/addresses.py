@@ -121,8 +121,8 @@ def parse_origin(text: str) -> str:
     parts = _bare_url(text)
     if parts is None or "*" in text:
         raise UsageError(
-            f"{text!r} is not an origin; give the page's scheme, host and port, such as "
-            f"https://example.org or http://192.168.1.20:8000"
+            f"{text!r} is not an origin; use the page's scheme, host and port, such as "
+            "https://example.org or http://192.168.1.20:8000"
         )
     return f"{parts.scheme}://{_without_default_port(parts)}"
 
@@ -138,7 +138,7 @@ def parse_public_url(text: str) -> str:
     parts = _bare_url(text)
     if parts is None or parts.scheme not in _WEBSOCKET_SCHEMES:
         raise UsageError(
-            f"--public-url is {text!r}; give scheme, host and port, such as wss://example.org:8765"
+            f"--public-url is {text!r}; use a scheme, host and port, such as wss://example.org:8765"
         )
     return f"{_WEBSOCKET_SCHEMES[parts.scheme]}://{_without_default_port(parts)}"
 

@@ -70,7 +70,7 @@ class Accepted(Connection, Protocol):
         """Return the number of bytes received in all messages, including an incomplete message."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Accept messages large enough for awaited results, whose sizes `awaited` returns."""
+        """Accept messages as large as awaited results. `awaited` returns the results' sizes."""
 
     def dismiss(self) -> None:
         """Ignore further messages from a device that has been told why its session is ending."""
@@ -78,7 +78,7 @@ class Accepted(Connection, Protocol):
 
 @runtime_checkable
 class Guarded(Protocol):
-    """Interface of a WebSocket that inspects all received data. See `GuardedConnection`."""
+    """Interface for a WebSocket that inspects all received data. See `GuardedConnection`."""
 
     cut_because: str
 
@@ -260,9 +260,9 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
         )
     except WrongCertificateError as error:
         raise CleaveError(
-            f"{address} shows another certificate ({error.shown}) than the join URL names "
-            f"({target.fingerprint}); if the server made a new one, use the URL that it prints "
-            f"now; otherwise, the connection may be intercepted"
+            f"{address} presents a different certificate ({error.shown}) from the one in the join "
+            f"URL ({target.fingerprint}); if the server made a new one, use the URL that it prints "
+            "now; otherwise, the connection may be intercepted"
         ) from None
     except ssl.SSLCertVerificationError as error:
         raise CleaveError(

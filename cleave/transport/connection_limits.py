@@ -3,7 +3,7 @@
 A connection is pending until the server accepts its hello. Unknown clients can open connections, so
 pending connections are limited per address and in total. At the total limit, a new connection
 replaces the oldest connection of the network with the most pending connections, unless the new
-connection's own network has equally many. As a result, slow clients cannot block a fast client.
+connection's own network has the same number. As a result, slow clients cannot block a fast client.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PendingConnections:
     def _oldest_of_most(self, network: str) -> int | None:
         """Return the oldest ticket of the network with the most tickets.
 
-        Return None if `network` itself has equally many tickets.
+        Return None if `network` itself has the same number of tickets.
         """
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):

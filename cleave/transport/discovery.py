@@ -88,8 +88,8 @@ def announced(what: Announcement, interfaces: Sequence[str] = ()) -> Iterator[No
             network.register_service(info, allow_name_change=True)
         except (OSError, NonUniqueNameException) as error:
             raise CleaveError(
-                f"this server cannot be announced ({error or 'its name is taken'}); leave out "
-                f"--announce, and give devices the join URL"
+                f"this server cannot be announced ({error or 'its name is taken'}); omit "
+                "--announce and give devices the join URL"
             ) from None
         yield
 

@@ -124,8 +124,8 @@ class FrameGate:
         counts = not self._keeps or self._frames > free
         if counts and not self._empty.take(1, now_s):
             raise TooMuchError(
-                f"it sent more than {limits.MAX_UNASKED} pings and tiny fragments at once, "
-                f"and then {limits.UNASKED_PER_S} per second"
+                f"it sent too many pings and tiny fragments; the limit is {limits.MAX_UNASKED} at "
+                f"once, then {limits.UNASKED_PER_S} per second"
             )
 
     def _announced(self, length: int, *, begins: bool) -> None:
@@ -142,8 +142,8 @@ class FrameGate:
             self._may = min(limits.MAX_MESSAGE_BYTES, self.least_bytes + awaited.any)
             if self._total > self._may:
                 raise TooMuchError(
-                    f"it announced a message of at least {self._total} bytes, and the limit "
-                    f"is {self._may} bytes"
+                    f"it announced a message of at least {self._total} bytes, but the limit is "
+                    f"{self._may} bytes"
                 )
 
 

@@ -17,7 +17,7 @@ from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
-JOIN_PATH: Final = "/join"  # path of the page with which a browser joins as a device
+JOIN_PATH: Final = "/join"  # path of the page that a browser opens to join as a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ def read_url(text: str) -> str:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the URL cannot be read from {path} ({plain_reason(error)}); "
-            f"write it there, or give the URL itself"
+            f"the URL cannot be read from {path} ({plain_reason(error)}); write it there, or pass "
+            "the URL itself"
         ) from None
     command = _COMMAND.search(text)
     found = command[1] if command else text
     if "://" not in found:
         raise UsageError(
-            f"{path} contains no URL; give a file with output of `cleave pair` or `cleave serve`"
+            f"{path} contains no URL; use a file with the output of `cleave pair` or `cleave serve`"
         )
     return found

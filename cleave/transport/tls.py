@@ -95,7 +95,8 @@ def kept_certificate(folder: Path, names: Sequence[str], needed: str, now: datet
         write_atomically(path, make_certificate(names, now), 0o600)
     except OSError as error:
         raise UsageError(
-            f"the certificate cannot be kept in {folder} ({error.strerror}); give a writable folder"
+            f"the certificate cannot be stored in {folder} ({error.strerror}); use a writable "
+            "folder"
         ) from None
     return path
 
@@ -205,7 +206,7 @@ def parse_fingerprint(text: str) -> str:
     found = text.lower()
     if not _FINGERPRINT.fullmatch(found):
         raise UsageError(
-            f"{text!r} is not a certificate fingerprint; give sha256: and 64 hexadecimal digits"
+            f"{text!r} is not a certificate fingerprint; use sha256: and 64 hexadecimal digits"
         )
     return found
 
@@ -256,7 +257,7 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     """Return a server's TLS context and addresses; load or create the certificate if TLS is on.
 
     Args:
-        now: current time with a time zone, from which a new certificate's dates are derived.
+        now: current time with a time zone, used to set a new certificate's dates.
 
     Raises:
         UsageError: if other machines could reach the server without TLS and `insecure_lan` is not
@@ -265,12 +266,12 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
     public = addresses.parse_public_url(security.public_url) if security.public_url else ""
     if public.startswith("ws:") and not security.insecure_lan:
         raise UsageError(
-            f"--public-url is {public}, and without TLS, anybody between can read and "
-            f"change all data; give wss://, or accept this with --insecure-lan"
+            f"--public-url is {public}, but without TLS, anyone on the network path can read and "
+            "change all data; use wss://, or accept this with --insecure-lan"
         )
     made = _exposed(host, security, public, now)
     if public.startswith("ws:") and made.context is not None:
-        raise UsageError(f"--public-url is {public}, but this server uses TLS; give wss://")
+        raise UsageError(f"--public-url is {public}, but this server uses TLS; use wss://")
     return replace(made, public=public)
 
 
@@ -287,9 +288,9 @@ def _exposed(host: str, security: Security, public: str, now: datetime) -> Expos
         return _with_own(host, security, public, now)
     if not loopback and not security.insecure_lan:
         raise UsageError(
-            f"other machines can reach {host or 'every address'}, and without TLS, anybody between "
-            f"can read and change all data; use --tls auto, give --tls-cert and --tls-key, "
-            f"or accept this with --insecure-lan"
+            f"other machines can reach {host or 'every address'}, but without TLS, anyone on the "
+            "network path can read and change all data; use --tls auto, pass --tls-cert and "
+            "--tls-key, or accept this with --insecure-lan"
         )
     return Exposure(None, addresses.reachable_host(host), _names(host))
 
@@ -302,11 +303,14 @@ def _names(host: str) -> tuple[str, ...]:
 def _with_given(host: str, security: Security) -> Exposure:
     if security.tls is not None:
         raise UsageError(
-            f"--tls {security.tls.value} cannot be combined with a given certificate; "
-            f"leave out --tls, or --tls-cert and --tls-key"
+            f"--tls {security.tls.value} cannot be combined with your own certificate; omit either "
+            "--tls, or --tls-cert and --tls-key"
         )
     if security.certificate is None or security.key is None:
-        raise UsageError("a certificate and its key belong together; give --tls-cert and --tls-key")
+        raise UsageError(
+            "a certificate needs its key, and a key its certificate; pass both --tls-cert and "
+            "--tls-key"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         pem = security.certificate.read_bytes()
@@ -315,7 +319,7 @@ def _with_given(host: str, security: Security) -> Exposure:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"the certificate {security.certificate} with the key {security.key} cannot be used "
-            f"({reason}); give PEM files that match, with a key that has no password"
+            f"({reason}); use PEM files that match, with a key that has no password"
         ) from None
     stated: tuple[str, ...] = ()
     if importlib.util.find_spec("cryptography") is not None:
@@ -336,7 +340,7 @@ def _with_own(host: str, security: Security, public: str, now: datetime) -> Expo
     if missing:
         raise UsageError(
             f"creating a certificate needs {' and '.join(missing)}, which is not installed; "
-            f"install with: {to_install('tls')}, or give --tls-cert and --tls-key"
+            f"install with: {to_install('tls')}, or pass --tls-cert and --tls-key"
         )
     names, reached = _names(host), addresses.reachable_host(host)
     if public:  # only in a new certificate, because devices have pinned the current one

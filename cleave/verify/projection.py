@@ -76,7 +76,7 @@ class Projector:
         try:
             self._pass = compiled_pass()
         except ImportError as error:  # numba does not support this numpy version
-            warnings.warn(f"numpy alone checks results: {error}", stacklevel=1)
+            warnings.warn(f"only numpy checks results: {error}", stacklevel=1)
 
 
 def numpy_pass(

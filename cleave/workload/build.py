@@ -65,11 +65,10 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 def _no_model(name_or_folder: str) -> UsageError:
     if _is_hub_name(name_or_folder) and not Path(name_or_folder).parent.is_dir():
         return UsageError(
-            f"There is no folder {name_or_folder!r}, and Cleave does not download models; if this "
-            f"is a model on the Hugging Face Hub, run `hf download {name_or_folder}`, and try "
-            f"again."
+            f"there is no folder {name_or_folder!r}, and Cleave does not download models; if this "
+            f"is a model on the Hugging Face Hub, run `hf download {name_or_folder}` and try again"
         )
-    return UsageError(f"There is no folder {name_or_folder!r} with a model; check the path.")
+    return UsageError(f"there is no folder {name_or_folder!r} with a model; check the path")
 
 
 def hub_folder(name: str) -> Path | None:
@@ -114,8 +113,8 @@ def hf_config(spec: ModelSpec) -> "PreTrainedConfig":
 
     if spec.vocabulary < 3:
         raise UsageError(
-            f"The vocabulary of {spec.name!r} has {spec.vocabulary} tokens; "
-            "it must have 3 or more, for the special tokens."
+            f"the vocabulary of {spec.name!r} has {spec.vocabulary} tokens; "
+            "it must have 3 or more, for the special tokens"
         )
     shared: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
@@ -171,7 +170,7 @@ def build_model(
     state of torch does not change.
 
     Args:
-        seed: seed of the random weights. Equal seeds give bit-equal weights.
+        seed: seed for the random weights. Equal seeds give bit-equal weights.
         narrow: whether to use bf16 weights instead of fp32.
         place: called with the model on the meta device. It may give parameters memory elsewhere,
             for example in files.
@@ -266,8 +265,8 @@ def _from_files(folder: Path, dtype: "torch.dtype | str") -> "PreTrainedModel":
             )
     except SafetensorError as error:
         raise UsageError(
-            f"The weights in {str(folder)!r} are damaged ({_one_line(error)}); "
-            "copy the folder again."
+            f"the weights in {str(folder)!r} are damaged ({_one_line(error)}); copy the folder "
+            "again"
         ) from error
     except (
         ImportError,
@@ -279,8 +278,8 @@ def _from_files(folder: Path, dtype: "torch.dtype | str") -> "PreTrainedModel":
         ValueError,
     ) as error:
         raise UsageError(
-            f"The model in {str(folder)!r} could not be loaded ({_one_line(error)}); "
-            "use a folder with a causal language model, such as OPT or Llama."
+            f"the model in {str(folder)!r} could not be loaded ({_one_line(error)}); use a folder "
+            "with a causal language model, such as OPT or Llama"
         ) from error
     _check_report(report, folder)
     loaded: PreTrainedModel = model
@@ -316,7 +315,7 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     except ValueError as error:
         raise UsageError(
-            f"{type(model).__name__} does not support activation checkpointing; train without it."
+            f"{type(model).__name__} does not support activation checkpointing; train without it"
         ) from error
 
 
@@ -339,20 +338,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     if not path.is_file():
         raise UsageError(
-            f"The folder {str(folder)!r} has no {_CONFIG}; give the folder of a saved Hugging Face "
-            "model."
+            f"the folder {str(folder)!r} has no {_CONFIG}; use the folder of a saved Hugging Face "
+            "model"
         )
     config = _read_json(path)
     architectures = config.get("architectures") or []
     if architectures and not any("CausalLM" in a or "LMHead" in a for a in architectures):
         raise UsageError(
-            f"The model in {str(folder)!r} is {architectures[0]}, not a causal language model; "
-            "use a causal language model, such as OPT or Llama."
+            f"the model in {str(folder)!r} is {architectures[0]}, not a causal language model; "
+            "use a causal language model, such as OPT or Llama"
         )
     if config.get("quantization_config"):
         raise UsageError(
-            f"The weights in {str(folder)!r} are quantized and cannot be trained exactly; "
-            "use the folder of the original model."
+            f"the weights in {str(folder)!r} are quantized and cannot be trained exactly; use the "
+            "folder of the original model"
         )
     return config
 
@@ -362,10 +361,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{str(path)!r} cannot be read ({_one_line(error)}); copy the folder again."
+            f"{str(path)!r} cannot be read ({_one_line(error)}); copy the folder again"
         ) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{str(path)!r} is not a JSON object; copy the folder again.")
+        raise UsageError(f"{str(path)!r} is not a JSON object; copy the folder again")
     return value
 
 
@@ -374,20 +373,20 @@ def _check_weight_files(folder: Path) -> None:
         return
     if not (folder / _WEIGHTS_INDEX).is_file():
         raise UsageError(
-            f"The folder {str(folder)!r} has no {_WEIGHTS} and no {_WEIGHTS_INDEX}; "
-            "save the model with safe_serialization=True."
+            f"the folder {str(folder)!r} has no {_WEIGHTS} and no {_WEIGHTS_INDEX}; save the model "
+            "with safe_serialization=True"
         )
     shards = _read_json(folder / _WEIGHTS_INDEX).get("weight_map")
     if not isinstance(shards, dict):
         raise UsageError(
-            f"{str(folder / _WEIGHTS_INDEX)!r} has no weight_map; copy the folder again."
+            f"{str(folder / _WEIGHTS_INDEX)!r} has no weight_map; copy the folder again"
         )
     names = sorted({str(shard) for shard in shards.values()})
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UsageError(
-            f"The folder {str(folder)!r} lacks {len(missing)} of its weight files, such as "
-            f"{missing[0]}; copy the folder again."
+            f"the folder {str(folder)!r} lacks {len(missing)} of its weight files, such as "
+            f"{missing[0]}; copy the folder again"
         )
 
 
@@ -397,18 +396,18 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
     if mismatched := sorted(report["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UsageError(
-            f"The weight {key} in {str(folder)!r} has the shape {list(stored)}, but {_CONFIG} "
-            f"requires {list(expected)}; use the {_CONFIG} that belongs to these weights."
+            f"the weight {key} in {str(folder)!r} has the shape {list(stored)}, but {_CONFIG} "
+            f"requires {list(expected)}; use the {_CONFIG} that belongs to these weights"
         )
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
-            f"The folder {str(folder)!r} lacks {len(missing)} of the weights that {_CONFIG} "
-            f"requires, such as {missing[0]}; copy the folder again."
+            f"the folder {str(folder)!r} lacks {len(missing)} of the weights that {_CONFIG} "
+            f"requires, such as {missing[0]}; copy the folder again"
         )
     if unexpected := sorted(report["unexpected_keys"]):
         raise UsageError(
-            f"The folder {str(folder)!r} has {len(unexpected)} weights that {_CONFIG} does not "
-            f"define, such as {unexpected[0]}; use the {_CONFIG} that belongs to these weights."
+            f"the folder {str(folder)!r} has {len(unexpected)} weights that {_CONFIG} does not "
+            f"define, such as {unexpected[0]}; use the {_CONFIG} that belongs to these weights"
         )
 
 

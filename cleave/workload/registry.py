@@ -150,8 +150,8 @@ def find_model(name: str) -> ModelSpec:
         return MODELS[key]
     close = difflib.get_close_matches(key, MODELS, n=3, cutoff=0.6) or list(MODELS)
     raise UsageError(
-        f"No model is called {name!r}; use {', '.join(close)}, "
-        "or the path of a local Hugging Face folder."
+        f"there is no model named {name!r}; use {', '.join(close)}, or the path of a local Hugging "
+        "Face folder"
     )
 
 
@@ -177,14 +177,14 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(
-                    f"The config of {name!r} has {key} = {value!r}; it must be a positive integer."
+                    f"the config of {name!r} has {key} = {value!r}; it must be a positive integer"
                 )
             return value
         if default is not None:
             return default
         raise UsageError(
-            f"The config of {name!r} has no {field} ({' or '.join(keys)}), so this model cannot "
-            "be trained here; use an OPT or Llama folder."
+            f"the config of {name!r} has no {field} ({' or '.join(keys)}), so this model cannot be "
+            "trained here; use an OPT or Llama folder"
         )
 
     def flag(key: str, default: bool) -> bool:
@@ -199,8 +199,8 @@ def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     heads = number("number of heads", "num_attention_heads", "n_head", "num_heads")
     if config.get("head_dim") is None and width % heads:
         raise UsageError(
-            f"The config of {name!r} has {heads} heads for a width of {width}; "
-            "the width must be a multiple of the number of heads."
+            f"the config of {name!r} has {heads} heads for a width of {width}; the width must be a "
+            "multiple of the number of heads"
         )
     return ModelSpec(
         name=name,

@@ -120,15 +120,15 @@ def check_step(spec: ModelSpec, batch: int, seq: int) -> None:
     """
     for name, value in (("--batch", batch), ("--seq", seq)):
         if value < 1:
-            raise UsageError(f"{name} is {value}; give 1 or more")
+            raise UsageError(f"{name} must be 1 or more, not {value}")
     if seq > spec.max_positions:
         raise UsageError(
-            f"--seq {seq} exceeds the {spec.max_positions} positions of {spec.name}; give "
+            f"--seq {seq} exceeds the {spec.max_positions} positions of {spec.name}; use "
             f"{spec.max_positions} or less"
         )
     if batch * seq > MAX_TOKENS:
         raise UsageError(
-            f"a step of {batch:,} sequences of {seq:,} tokens has {batch * seq:,} tokens; give "
+            f"a step of {batch:,} sequences of {seq:,} tokens has {batch * seq:,} tokens; use "
             f"{MAX_TOKENS // seq:,} sequences or fewer"
         )
 
@@ -137,7 +137,7 @@ def check_rank(spec: ModelSpec, rank: int) -> None:
     """Raise UsageError if adapters of this rank are larger than the matrices that they adapt."""
     if rank > spec.width:
         raise UsageError(
-            f"--lora {rank} exceeds the width of {spec.name}; give {spec.width} or less"
+            f"--lora {rank} exceeds the width of {spec.name}; use {spec.width} or less"
         )
 
 

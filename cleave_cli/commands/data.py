@@ -63,7 +63,7 @@ def show(
     settings |= {name: job[name] for name in _SETTINGS if was_given(context, name)}
     settings = {name: settings[name] for name in _SETTINGS if name in settings}
     if not settings.get("model"):
-        raise UsageError("--model is missing; give the model whose tokenizer encodes the data")
+        raise UsageError("--model is missing; name the model whose tokenizer encodes the data")
     spec = JobSpec.from_dict({**settings, "eval_every": int("eval_data" in settings)})
 
     def told(record: object) -> None:

@@ -84,7 +84,7 @@ def pair(
       cleave pair --void 7
     """
     if list_codes and void is not None:
-        raise UsageError(f"--list cannot be combined with --void {void}; give one of the two")
+        raise UsageError(f"--list cannot be combined with --void {void}; use one of the two")
     if list_codes:
         _list(ask("codes", {}, server, data), as_json=as_json)
         return
@@ -201,7 +201,7 @@ def devices(
         write_csv(answer["devices"], _RECORDED)
         return
     if not answer["devices"]:
-        typer.echo("no devices yet; give one a join code with: cleave pair", err=True)
+        typer.echo("no devices yet; create a join code with: cleave pair", err=True)
         return
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:

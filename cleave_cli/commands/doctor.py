@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 def doctor(
     model: Annotated[str, Option(help="Model: a name such as opt-1.3b, or a folder.")] = "",
-    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "home-mix-9",
+    fleet: Annotated[
+        str, Option(help="Fleet: paper-N, home-mix-N, ..., or a TOML file.")
+    ] = "home-mix-9",
     batch: Annotated[int, Option(help="Sequences per step.")] = 8,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 512,
-    dtype: Annotated[str, Option(help="bf16 or fp32.")] = "fp32",
-    lora: Annotated[int, Option(help="Rank of adapters; 0: the whole model.")] = 0,
-    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
-    server_memory: Annotated[float, Option(help="Server's memory in GB; 0: this machine's.")] = 0.0,
+    dtype: Annotated[str, Option(help="Dtype: bf16 or fp32.")] = "fp32",
+    lora: Annotated[int, Option(help="Rank of adapters; 0 trains the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
+    server_memory: Annotated[
+        float, Option(help="Server's memory in GB; 0 uses this machine's.")
+    ] = 0.0,
     runs: Annotated[Path, Option(help="Folder for run folders.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:

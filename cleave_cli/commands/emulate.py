@@ -33,7 +33,7 @@ _VIRTUAL = (
 
 def emulate(
     devices: Annotated[
-        int | None, Option(help="Number of devices [default: that of --fleet, else 1000]")
+        int | None, Option(help="Number of devices [default: the number in --fleet, or 1000]")
     ] = None,
     fleet: Annotated[
         str, Option(help="Fleet: paper, home-mix-N, campus, ..., or a TOML file.")
@@ -46,12 +46,14 @@ def emulate(
         ),
     ] = "",
     model: Annotated[str, Option(help="Emulate steps of this model in virtual time.")] = "",
-    churn: Annotated[str, Option(help="Joining and leaving: mean seconds on:off, or a name.")] = "",
+    churn: Annotated[
+        str, Option(help="How devices join and leave: mean seconds on:off, or a name.")
+    ] = "",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
     duration: Annotated[
-        float, Option(help="Seconds until all devices leave; 0: until Ctrl-C.")
+        float, Option(help="Seconds until all devices leave; 0 means until Ctrl-C.")
     ] = 0.0,
     speed: Annotated[float, Option(help="Emulated seconds per real second.")] = 1.0,
     compute: Annotated[
@@ -60,25 +62,26 @@ def emulate(
     ] = True,
     trace: Annotated[Path | None, Option(help="Trace file to write, for ui.perfetto.dev.")] = None,
     log: Annotated[Path | None, Option(help="Write every event as a JSON line.")] = None,
-    seed: Annotated[int, Option(help="Seed of links, jitter, drift and churn.")] = 0,
+    seed: Annotated[int, Option(help="Random seed for links, jitter, drift and churn.")] = 0,
     start_hour: Annotated[
         float, Option(help="Hour of the day at the start, for devices with daily hours.")
     ] = 22.0,
     batch: Annotated[int, Option(help="With --model: sequences per step.")] = 128,
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 1024,
     method: Annotated[
-        str, Option(help="With --model: tiles, or stages (whole layers on devices).")
+        str, Option(help="With --model: method, tiles or stages (whole layers on devices).")
     ] = "tiles",
     steps: Annotated[int, Option(help="With --model: number of steps.")] = 1,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",
     ps_gbit: Annotated[
-        float, Option(help="With --model: card of the PS, Gbit/s each way; 0: unlimited.")
+        float,
+        Option(help="With --model: PS's network card, Gbit/s each way; 0 means unlimited."),
     ] = 0.0,
     ps_gflops: Annotated[
         float,
         Option(
-            help="With --model: GFLOP/s of the server. 0: measured here (stages), or no time for "
-            "the server's own work (tiles)."
+            help="With --model: server's GFLOP/s; 0 measures this machine (stages), or assumes no "
+            "time for the server's own work (tiles)."
         ),
     ] = 0.0,
     coding: Annotated[str, Option(help="With --model, compress payloads: auto, on, off.")] = "auto",
@@ -108,24 +111,26 @@ def emulate(
       cleave emulate --model opt-1.3b --batch 64 --seq 512 --fleet household-9 --method stages
     """
     if devices is not None and devices < 1:
-        raise UsageError(f"--devices is {devices}; give 1 or more")
+        raise UsageError(f"--devices must be 1 or more, not {devices}")
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_DTYPES)}")
     numbers = {"--duration": duration, "--ps-gbit": ps_gbit, "--ps-gflops": ps_gflops}
     for name, value in numbers.items():
         if not value >= 0:
-            raise UsageError(f"{name} is {value}; give 0 or more")
+            raise UsageError(f"{name} must be 0 or more, not {value}")
     if steps < 1:
-        raise UsageError(f"--steps is {steps}; give 1 or more")
+        raise UsageError(f"--steps must be 1 or more, not {steps}")
     if not 1e-3 <= speed <= 1e3:
-        raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
+        raise UsageError(f"--speed must be between 0.001 and 1000, not {speed:g}")
     if not 0 <= start_hour < 24:
-        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+        raise UsageError(
+            f"--start-hour must be an hour of the day, from 0 to below 24, not {start_hour:g}"
+        )
     if method not in ("tiles", "stages"):
         raise UsageError(f"--method is {method!r}; use tiles or stages")
     if method == "stages" and dtype == "fp16":
         raise UsageError(
-            "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these"
+            "--dtype is 'fp16', but stages support only bf16 and fp32; use one of these"
         )
     if model and server:
         raise UsageError("--model emulates without a server, and cannot be combined with --server")
@@ -332,7 +337,7 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
     done, seconds = step.counters, step.fleet_s
     counts = f"included: every Linear and the LM head, {in_seconds(seconds)} on devices"
     if here_s is None:
-        counts += "; excluded: the server's attention (give --ps-gflops) and optimizer"
+        counts += "; excluded: the server's attention (use --ps-gflops to include it) and optimizer"
     else:
         counts += f"; attention, {in_seconds(here_s)} on the server; excluded: its optimizer"
     text = (

@@ -71,9 +71,9 @@ def export(
     of_folder = Path(base).is_absolute()
     if push_to_hub and of_folder:
         raise UsageError(
-            f"the adapters need the model in {base!r}, which others do not have; give --merge "
-            f"to upload the whole model, or export without --push-to-hub, put the model's public "
-            f"name into adapter_config.json, and use `hf upload`"
+            f"the adapters need the model in {base!r}, which others do not have; add --merge to "
+            "upload the whole model, or export without --push-to-hub, put the model's public name "
+            "into adapter_config.json, and use `hf upload`"
         )
     hub = HubRepository(push_to_hub) if push_to_hub else None
     done = export_run(
@@ -114,7 +114,7 @@ def export(
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return a run's number of devices and energy for the model card, if known."""
+    """Return what is known of a run's number of devices and energy, for the model card."""
     from cleave.energy.account import fleet_footprint
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_assumptions, load_typical
@@ -178,6 +178,6 @@ def _failed(what: str, error: Exception) -> CleaveError:
     lines = str(error).strip().splitlines()
     why = lines[0].rstrip(".") if lines else type(error).__name__
     return CleaveError(
-        f"{what} failed ({why}): check the name and the network, and log in with `hf auth login`, "
-        f"or set HF_TOKEN"
+        f"{what} failed ({why}); check the name and the network, and log in with `hf auth login`, "
+        "or set HF_TOKEN"
     )

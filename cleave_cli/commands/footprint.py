@@ -31,7 +31,7 @@ def footprint(
     run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
     model: Annotated[str, Option(help="Instead of a run: model, such as opt-1.3b.")] = "",
     fleet: Annotated[
-        str, Option(help="With --model: laptops-4, home-mix-N, ..., or a TOML file.")
+        str, Option(help="With --model: fleet, such as laptops-4, home-mix-N or a TOML file.")
     ] = "laptops-4",
     against: Annotated[
         str, Option(help="With --model: profile of a data centre's GPU, such as a5000.")
@@ -39,28 +39,42 @@ def footprint(
     steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
     batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
     seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
-    dtype: Annotated[str, Option(help="With --model: bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="With --model: dtype (bf16, fp16 or fp32).")] = "bf16",
     grid: Annotated[
         str,
         Option(help="Electricity, for carbon: a country such as DEU, or a CSV of hourly values."),
     ] = "",
-    cloud_grid: Annotated[str, Option(help="Electricity of the data centre, if not --grid.")] = "",
+    cloud_grid: Annotated[
+        str, Option(help="Electricity of the data centre; default: --grid.")
+    ] = "",
     start_hour: Annotated[
         float, Option(help="Hour of the day at the start, for a CSV of hourly values.")
     ] = 0.0,
     lifetime: Annotated[
-        float, Option(help="Lifetime of devices and GPU in years; 0: the default of each kind.")
+        float,
+        Option(help="Lifetime of devices and GPU in years; 0 uses the default for each kind."),
     ] = 0.0,
-    utilisation: Annotated[float, Option(help="Share of lifetime in use; 0: default.")] = 0.0,
+    utilisation: Annotated[
+        float, Option(help="Share of its lifetime that a device is in use; 0 uses the default.")
+    ] = 0.0,
     charger: Annotated[
         float,
-        Option(help="Energy at the socket relative to energy used; 0: the default of each kind."),
+        Option(
+            help="Ratio of energy at the socket to energy used; 0 uses the default for each kind."
+        ),
     ] = 0.0,
-    network: Annotated[float, Option(help="kWh per GB of traffic; -1: default.")] = _AS_ASSUMED,
-    ps_watts: Annotated[float, Option(help="Watts of the PS at the socket; 0: unknown.")] = 0.0,
-    pue: Annotated[float, Option(help="PUE of the data centre, 1 or more; 0: default.")] = 0.0,
+    network: Annotated[
+        float, Option(help="kWh per GB of traffic; -1 uses the default.")
+    ] = _AS_ASSUMED,
+    ps_watts: Annotated[
+        float, Option(help="Power of the PS at the socket in watts; 0 means unknown.")
+    ] = 0.0,
+    pue: Annotated[
+        float, Option(help="PUE of the data centre, 1 or more; 0 uses the default.")
+    ] = 0.0,
     host_share: Annotated[
-        float, Option(help="Energy of the GPU's host relative to the GPU's; -1: default.")
+        float,
+        Option(help="Ratio of the energy of the GPU's host to the GPU's; -1 uses the default."),
     ] = _AS_ASSUMED,
     gpu_share: Annotated[
         float, Option(help="Share of the GPU's multiplications/s that training reaches.")
@@ -85,11 +99,12 @@ def footprint(
 
     if (run is None) == (not model):
         raise UsageError(
-            "give either a run folder or --model, as in: cleave footprint --model opt-1.3b"
+            "pass either a run folder or --model, as in: cleave footprint --model opt-1.3b"
         )
     if run is not None and against:
         raise UsageError(
-            "--against needs --model and --fleet: it compares a planned run, not a finished one"
+            "--against needs --model and --fleet, because it compares a planned run, not a "
+            "finished one"
         )
     form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
@@ -109,7 +124,9 @@ def footprint(
         if against:
             profile = _gpu(against)
             if not 0 < gpu_share <= 1:
-                raise UsageError(f"--gpu-share is {gpu_share:g}; give a share above 0, up to 1")
+                raise UsageError(
+                    f"--gpu-share must be more than 0 and at most 1, not {gpu_share:g}"
+                )
             cloud = cloud_usage(work, profile, gpu_share)
         question = ComparisonQuestion(usages, profiles, typical, _ps(ps_watts, duration_s), cloud)
         title = f"{model}, {steps} steps of {batch} x {seq} tokens, {dtype}, {fleet}"
@@ -146,7 +163,7 @@ def _work(model: str, batch: int, seq: int, steps: int, dtype: str) -> Work:
     if dtype not in ("bf16", "fp16", "fp32"):
         raise UsageError(f"--dtype is {dtype!r}; use bf16, fp16 or fp32")
     if steps < 1:
-        raise UsageError(f"--steps is {steps}; give 1 or more")
+        raise UsageError(f"--steps must be 1 or more, not {steps}")
     return Work(find_model(model), batch, seq, steps, dtype)
 
 
@@ -179,8 +196,8 @@ def _gpu(name: str) -> DeviceProfile:
         profile = load_profile(name)
     if profile.power is None or profile.power.compute_w is None:
         raise UsageError(
-            f"the power of {name} is unknown, and so is its energy; give a profile with "
-            f"compute_w, such as a5000 or a100-sxm-80gb"
+            f"the power of {name} is unknown, and so is its energy; use a profile with compute_w, "
+            "such as a5000 or a100-sxm-80gb"
         )
     return profile
 
@@ -189,7 +206,7 @@ def _ps(watts: float, seconds: float) -> Ps | None:
     from cleave.energy.account import Ps
     from cleave.energy.meter import Basis
 
-    _check("--ps-watts", watts, 0.0, "watts, or 0 if unknown")
+    _check("--ps-watts", watts, 0.0, "a number of watts, or 0 if unknown")
     return Ps(watts * seconds, Basis.MODELLED) if watts else None
 
 
@@ -197,13 +214,15 @@ def _electricity(place: str, start_hour: float, duration_s: float) -> Electricit
     from cleave.energy.grid import electricity
 
     if not 0 <= start_hour <= 24:
-        raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+        raise UsageError(
+            f"--start-hour must be an hour of the day, from 0 to 24, not {start_hour:g}"
+        )
     return electricity(place, start_hour, duration_s) if place else None
 
 
 def _check(name: str, value: float, least: float, wanted: str) -> None:
     if not least <= value < math.inf:  # also raises for NaN
-        raise UsageError(f"{name} is {value:g}; give {wanted}")
+        raise UsageError(f"{name} must be {wanted}, not {value:g}")
 
 
 def _assumed(
@@ -217,10 +236,10 @@ def _assumed(
     from cleave.energy.typical import load_assumptions
 
     made = load_assumptions()
-    _check("--lifetime", lifetime, 0.0, "years, or 0 for the default")
+    _check("--lifetime", lifetime, 0.0, "a number of years, or 0 for the default")
     if not 0 <= utilisation <= 1:
         raise UsageError(
-            f"--utilisation is {utilisation:g}; give a share up to 1, or 0 for the default"
+            f"--utilisation must be between 0 (for the default) and 1, not {utilisation:g}"
         )
     for name, ratio in (("--charger", charger), ("--pue", pue)):
         if ratio:

@@ -59,16 +59,16 @@ RunnerName = Annotated[
     ),
 ]
 Memory = Annotated[str, Option(help="Memory to offer for arrays: 1000 (MB), 4GB or 50%.")]
-Threads = Annotated[int, Option(help="Threads for multiplications; 0: one per usable core.")]
-Cores = Annotated[int, Option(help="Maximum number of cores to use; 0: all.")]
-When = Annotated[
-    str, Option(help="When to work: idle, charging, or idle,charging; always: at any time.")
-]
+Threads = Annotated[int, Option(help="Threads for multiplications; 0 uses one per usable core.")]
+Cores = Annotated[int, Option(help="Maximum number of cores to use; 0 uses all.")]
+When = Annotated[str, Option(help="When to work: idle, charging, idle,charging (both), or always.")]
 Hours = Annotated[str, Option(help="Work only in these local hours, such as 22-7.")]
-MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0: no limit.")]
+MaxTemp = Annotated[float, Option(help="Stop above this many degrees Celsius; 0 means no limit.")]
 MaxData = Annotated[
     str,
-    Option(help="Traffic limit, such as 500MB/hour, 5GB/day or 50GB/month; 5GB: in total."),
+    Option(
+        help="Traffic limit, such as 500MB/hour, 5GB/day or 50GB/month, or 5GB for the whole run."
+    ),
 ]
 Once = Annotated[bool, Option("--once", help="Serve one session: do not reconnect.")]
 Profile = Annotated[
@@ -240,7 +240,7 @@ def join(
                 )
 
     if own_kind is None and not profile and not PowerMeter(Sensors()).available:
-        text = "the kind of this machine is unknown, so its energy is unknown, too: give --kind"
+        text = "the kind of this machine is unknown, and so is its energy; use --kind to set it"
         event("note", text, text=text)
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
@@ -371,7 +371,7 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
     if not found:
         raise CleaveError(
             "no server on this network answers; start one with `cleave serve --host 0.0.0.0 "
-            "--announce`, or give the join URL that `cleave pair` prints"
+            "--announce`, or use the join URL that `cleave pair` prints"
         )
     for number, server in enumerate(found, start=1):
         title = f" ({server.title})" if server.title else ""
@@ -386,12 +386,12 @@ def _chosen_server(saved: SavedCredentials, called: str) -> str:
         err=True,
     )
     chosen: int = typer.prompt(
-        "Number of the server to join; 0: none", default=0, type=int, err=True
+        "Number of the server to join; 0 for none", default=0, type=int, err=True
     )
     if chosen == 0:
         raise typer.Exit
     if not 0 < chosen <= len(found):
-        raise UsageError(f"there is no server {chosen}; give a number from 1 to {len(found)}")
+        raise UsageError(f"there is no server {chosen}; choose a number from 1 to {len(found)}")
     server = found[chosen - 1]
     address = answering(server)
     if not address:
@@ -410,8 +410,8 @@ def known_threads(threads: int) -> None:
     """Raise UsageError if `--threads` is below 0 or above `_MOST_THREADS`."""
     if not 0 <= threads <= _MOST_THREADS:
         raise UsageError(
-            f"--threads is {threads}; give 0 for one thread per core, or a number up to "
-            f"{_MOST_THREADS}"
+            f"--threads must be between 0 (for one thread per core) and {_MOST_THREADS}, not "
+            f"{threads}"
         )
 
 
@@ -425,7 +425,7 @@ def known_kind(name: str) -> DeviceKind | None:
 def known_length(name: str) -> None:
     """Raise UsageError if `--name` exceeds `limits.MAX_TEXT` characters."""
     if len(name) > limits.MAX_TEXT:
-        raise UsageError(f"--name has {len(name):,} characters; give at most {limits.MAX_TEXT:,}")
+        raise UsageError(f"--name has {len(name):,} characters; use at most {limits.MAX_TEXT:,}")
 
 
 def known_profile(name: str) -> None:
@@ -434,5 +434,5 @@ def known_profile(name: str) -> None:
 
     if name and name not in load_profiles():
         raise UsageError(
-            f"--profile {name!r} is not in the library; give a name from cleave profile list"
+            f"--profile {name!r} is not in the library; use a name from cleave profile list"
         )

@@ -32,16 +32,18 @@ def plan(
     gemm: Annotated[str, Option(help="One GEMM instead of a model: M,N,K.")] = "",
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
-    fleet: Annotated[str, Option(help="paper-N, home-mix-N, ..., or a TOML file.")] = "paper-256",
+    fleet: Annotated[
+        str, Option(help="Fleet: paper-N, home-mix-N, ..., or a TOML file.")
+    ] = "paper-256",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "fp32",
-    gradients: Annotated[str, Option(help="Dtype of stages' gradients, if not --dtype.")] = "",
-    lora: Annotated[int, Option(help="Rank of adapters to train; 0: train the whole model.")] = 0,
-    lora_bits: Annotated[int, Option(help="Bits of frozen weights, 4 or 8; 0: as --dtype.")] = 0,
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "fp32",
+    gradients: Annotated[str, Option(help="Dtype of stages' gradients; default: --dtype.")] = "",
+    lora: Annotated[int, Option(help="Rank of adapters to train; 0 trains the whole model.")] = 0,
+    lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
     method: Annotated[
-        str, Option(help="auto, stages, tiles, local (no devices), or diloco (not exact).")
+        str, Option(help="Method: auto, stages, tiles, local (no devices), or diloco (not exact).")
     ] = "auto",
     every: Annotated[int, Option(help="With diloco: local steps between exchanges.", min=1)] = 50,
     fragments: Annotated[
@@ -52,7 +54,9 @@ def plan(
     state: Annotated[
         str, Option(help="Where stages keep weights and optimizer state: server, devices, or auto.")
     ] = "server",
-    tiling: Annotated[str, Option(help="3d, or 2d: rows and columns only, as published.")] = "3d",
+    tiling: Annotated[
+        str, Option(help="Tiling: 3d, or 2d (rows and columns only, as published).")
+    ] = "3d",
     fused: Annotated[
         bool,
         Option(
@@ -60,15 +64,21 @@ def plan(
             help="Plan Linears that share an input as one GEMM. Training runs them separately.",
         ),
     ] = False,
-    ps_gflops: Annotated[float, Option(help="GFLOP/s of the server; 0: of this machine.")] = 0.0,
-    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
+    ps_gflops: Annotated[float, Option(help="Server's GFLOP/s; 0 uses this machine's.")] = 0.0,
+    ps_gbit: Annotated[
+        float, Option(help="Speed of the PS's network card each way in Gbit/s; 0 means unlimited.")
+    ] = 0.0,
     coding: Annotated[
         str, Option(help="Count payloads as compressed: auto (on slow links), on, off.")
     ] = "auto",
-    ps_memory: Annotated[float, Option(help="GB for partial sums on the PS; 0: unlimited.")] = 0.0,
+    ps_memory: Annotated[
+        float, Option(help="Memory for partial sums on the PS in GB; 0 means unlimited.")
+    ] = 0.0,
     crossing: Annotated[
         bool,
-        Option("--crossing", help="Find the number of tokens per step above which stages win."),
+        Option(
+            "--crossing", help="Find the number of tokens per step above which stages are faster."
+        ),
     ] = False,
     servers: Annotated[str, Option(help="Compare these numbers of servers, such as 1,2,4.")] = "",
     memory: Annotated[
@@ -113,7 +123,7 @@ def plan(
     from cleave_cli.render import plan as render
 
     if bool(model) == bool(gemm):
-        raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
+        raise UsageError("pass either --model or --gemm, as in: cleave plan --model opt-13b")
     for option, value in (("--dtype", dtype), ("--gradients", gradients or dtype)):
         if value not in _ELEMENT_BYTES:
             raise UsageError(f"{option} is {value!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -121,9 +131,11 @@ def plan(
         ("--ps-gbit", ps_gbit), ("--ps-memory", ps_memory), ("--ps-gflops", ps_gflops),
     ):  # fmt: skip
         if not 0 <= number < math.inf:
-            raise UsageError(f"{name} is {number}; give 0 or more")
+            raise UsageError(f"{name} must be 0 or more, not {number}")
     if 0 < ps_gbit < _LEAST_GBIT:
-        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give at least {_LEAST_GBIT:g}, or 0: any")
+        raise UsageError(
+            f"--ps-gbit must be at least {_LEAST_GBIT:g}, or 0 for no limit, not {ps_gbit:g}"
+        )
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
     if counts and (gemm or crossing or plot is not None):
@@ -137,7 +149,7 @@ def plan(
         raise UsageError("--memory sharded needs --servers")
     if sharded and (method == "stages" or lora):
         raise UsageError(
-            "--memory sharded works only with tiles of whole models; leave out --method stages and "
+            "--memory sharded works only with tiles of whole models; omit --method stages and "
             "--lora"
         )
     if tiles and not (gemm and form is Form.JSON):
@@ -149,8 +161,7 @@ def plan(
     by_stages = not (counts or gemm or by in (Method.TILES, Method.LOCAL, Method.DILOCO))
     if where_state is not StateMode.SERVER and not by_stages:
         raise UsageError(
-            f"--state {state} needs stages on one server; leave out --gemm, --servers and other "
-            f"methods"
+            f"--state {state} needs stages on one server; omit --gemm, --servers and other methods"
         )
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
@@ -164,13 +175,13 @@ def plan(
     if gemm:
         if by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
-            raise UsageError(f"{option} is for whole steps; give --model instead of --gemm")
+            raise UsageError(f"{option} is for whole steps; use --model instead of --gemm")
         _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
     gemms, adapters = step_gemms(spec, batch, seq, fused), adapters_of(lora, lora_bits, spec)
     if plot is not None and by is Method.LOCAL and not crossing:
-        raise UsageError("--plot shows the work of devices; leave out --method local")
+        raise UsageError("--plot shows the work of devices; omit --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     question = PlanQuestion(
@@ -249,7 +260,7 @@ def _server_counts(text: str) -> list[int]:
     """Parse `--servers`, such as `1,2,4`; return the sorted numbers."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--servers is {text!r}; give numbers of servers, such as 1,2,4")
+        raise UsageError(f"--servers is {text!r}; use numbers of servers, such as 1,2,4")
     return sorted({int(part) for part in parts})
 
 
@@ -276,8 +287,8 @@ def _plan_servers(
     most = min(devices, rows)
     if counts[-1] > most:
         raise UsageError(
-            f"--servers is {counts[-1]}, with only {counted(devices, 'device')} and "
-            f"{counted(rows, 'sequence')}; give {most} or fewer"
+            f"--servers is {counts[-1]}, but there are only {counted(devices, 'device')} and "
+            f"{counted(rows, 'sequence')}; use {most} or fewer"
         )
     sizes = question.sizes
     spec, layer = sizes.spec, sum(parameter.size for parameter in sizes.layer)
@@ -326,7 +337,7 @@ def _crossing(question: PlanQuestion, method: Method) -> Crossing:
     from cleave.planner.plan import Method
 
     if method not in (Method.AUTO, Method.STAGES):
-        raise UsageError(f"--crossing needs forecasts of stages; leave out --method {method.value}")
+        raise UsageError(f"--crossing needs forecasts of stages; omit --method {method.value}")
     most = max(1, _MOST_TOKENS // question.sizes.sequence)
 
     def predict(rows: int) -> CrossingPoint:
@@ -363,8 +374,8 @@ def _draw(
         draw_tiling(path, max(found.tiles.reports, key=lambda r: r.plan.makespan_s).plan)
     else:
         raise UsageError(
-            "--plot has no plan to draw: neither stages nor tiles are possible; leave out --plot "
-            "to see why"
+            "--plot has no plan to draw, because neither stages nor tiles are possible; omit "
+            "--plot to see why"
         )
 
 
@@ -400,8 +411,8 @@ def _sides(text: str) -> tuple[int, int, int]:
     try:
         m, n, k = (int(part) for part in parts)
     except ValueError:
-        raise UsageError(f"--gemm is {text!r}; give M,N,K, such as 4096,4096,4096") from None
+        raise UsageError(f"--gemm is {text!r}; use M,N,K, such as 4096,4096,4096") from None
     for name, side in (("M", m), ("N", n), ("K", k)):
         if not 1 <= side <= _MOST_SIDE:
-            raise UsageError(f"{name} of --gemm is {side}; give 1 to {_MOST_SIDE:,}")
+            raise UsageError(f"{name} of --gemm must be between 1 and {_MOST_SIDE:,}, not {side}")
     return m, n, k

@@ -46,21 +46,28 @@ def device(
     name: Annotated[str, Option(help="Name of the profile. Default: the host name.")] = "",
     title: Annotated[str, Option(help="Readable title. Default: the CPU.")] = "",
     kind: Annotated[
-        str, Option(help="phone, tablet, laptop, desktop, sbc, server, cloud-gpu.")
+        str, Option(help="Kind: phone, tablet, laptop, desktop, sbc, server or cloud-gpu.")
     ] = "",
     backend: Annotated[
         str,
         Option(help="Backend for multiplications: auto, numpy or torch."),
     ] = "auto",
-    threads: Annotated[int, Option(help="Threads for multiplications; 0: all.")] = 0,
-    memory: Annotated[int, Option(help="Memory to offer, in MB; 0: half of the memory.")] = 0,
+    threads: Annotated[int, Option(help="Threads for multiplications; 0 uses all cores.")] = 0,
+    memory: Annotated[
+        int, Option(help="Memory to offer in MB; 0 offers half of this machine's memory.")
+    ] = 0,
     sustained: Annotated[
-        float | None, Option(help="Seconds under load; 0: none [default: 180, --quick: 5]")
+        float | None,
+        Option(
+            help="Duration of the sustained-load test in seconds; 0 skips it [default: 180; with "
+            "--quick: 5]"
+        ),
     ] = None,
     budget: Annotated[
-        float | None, Option(help="Seconds for all shapes [default: 240, --quick: 40]")
+        float | None,
+        Option(help="Seconds for measuring all shapes [default: 240; with --quick: 40]"),
     ] = None,
-    seed: Annotated[int, Option(help="Seed of the measured shapes.")] = 0,
+    seed: Annotated[int, Option(help="Random seed for choosing the shapes to measure.")] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -81,17 +88,20 @@ def device(
 
     cores = len(usable_cores())
     if not 0 <= threads <= cores:
-        raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
+        raise UsageError(f"--threads must be between 0 (for all cores) and {cores}, not {threads}")
     if threads:  # math libraries read these variables on import
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     if memory:
         parse_memory(str(memory), total_memory_bytes())
     if sustained is not None and not 0 <= sustained <= _LONGEST_S:
-        raise UsageError(f"--sustained is {sustained:g}; give 0 for none, or seconds up to a day")
+        raise UsageError(
+            "--sustained must be from 0 (to skip the test) to one day in seconds, not "
+            f"{sustained:g}"
+        )
     if budget is not None and not 0 < budget <= _LONGEST_S:
-        raise UsageError(f"--budget is {budget:g}; give seconds, more than 0 and up to a day")
+        raise UsageError(f"--budget must be more than 0 seconds and at most a day, not {budget:g}")
     if seed < 0:
-        raise UsageError(f"--seed is {seed}; give 0 or more")
+        raise UsageError(f"--seed must be 0 or more, not {seed}")
     _need("scipy.optimize", "tomli_w")
     from msgspec.structs import replace
 
@@ -352,16 +362,18 @@ def _kind(text: str) -> Any:
 def _writable(path: Path, *, force: bool) -> Path:
     """Return `path` if a new profile can be written to it; otherwise raise UsageError."""
     if path.suffix != ".toml":
-        raise UsageError(f"{path} is not a valid profile file; give a name that ends in .toml")
+        raise UsageError(f"{path} is not a valid profile file; use a name that ends in .toml")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder; give another -o")
+        raise UsageError(f"{path} is a folder; use another -o")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists already; add --force to overwrite it, or give another -o")
+        raise UsageError(f"{path} already exists; add --force to overwrite it, or use another -o")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: the folder {path.parent} does not exist")
+        raise UsageError(
+            f"{path} cannot be written, because the folder {path.parent} does not exist"
+        )
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(
-            f"{path} cannot be written: this user may not create files in {path.parent}"
+            f"{path} cannot be written, because this user may not create files in {path.parent}"
         )
     return path
 

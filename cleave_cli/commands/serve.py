@@ -54,15 +54,15 @@ STOP_S = 600.0  # maximum time in which a running job may write a checkpoint and
 
 def serve(
     host: Annotated[
-        str, Option(help="Address to listen on; 0.0.0.0: all addresses.")
+        str, Option(help="Address to listen on; 0.0.0.0 means all addresses.")
     ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port to listen on; 0: any free port.")] = 8765,
+    port: Annotated[int, Option(help="Port to listen on; 0 uses any free port.")] = 8765,
     runs: Annotated[Path, Option(help="Folder for the run folders of jobs.")] = Path("runs"),
     data: Annotated[
         str,
         Option(
             envvar="CLEAVE_DATA",
-            help="Folder for the records of devices and jobs; none: keep no records. "
+            help="Folder for the records of devices and jobs; `none` keeps no records. "
             "Default: the system's data folder.",
         ),
     ] = "",
@@ -85,7 +85,7 @@ def serve(
         str,
         Option(
             help="Which results to check before use: auto (results from other processes), all, "
-            "off, or sample:P (a share P from devices that were never wrong)."
+            "off, or sample:P (a share P of the results of devices without a fault)."
         ),
     ] = "auto",
     stages_on: Annotated[
@@ -102,7 +102,7 @@ def serve(
     tls: Annotated[
         str,
         Option(
-            help="auto: a self-signed certificate, which the join URL names; off: none. "
+            help="`auto` uses a self-signed certificate that the join URL names; `off` uses none. "
             "Default: off on loopback, auto elsewhere."
         ),
     ] = "",
@@ -130,23 +130,23 @@ def serve(
     ] = False,
     allow_origin: Annotated[
         list[str] | None,
-        Option(help="Origin of browsers that may join: https://example.org; repeatable."),
+        Option(help="Origin of browsers that may join, such as https://example.org; repeatable."),
     ] = None,
     ps_gbit: Annotated[
-        float, Option(help="Speed of this machine's network card in Gbit/s; 0: unlimited.")
+        float, Option(help="Speed of this machine's network card in Gbit/s; 0 means unlimited.")
     ] = 0,
     grid: Annotated[
         str, Option(help="Country whose electricity is used, such as DEU, for carbon.")
     ] = "",
     ps_watts: Annotated[
         float,
-        Option(help="Power of this machine at the socket in watts; 0: read its sensors."),
+        Option(help="Power of this machine at the socket in watts; 0 reads its sensors."),
     ] = 0,
     servers: Annotated[
         int,
         Option(
             help="Number of servers, started by Ray. Devices join this one, which redirects "
-            f"them. Needs Ray: {to_install('ray')}."
+            f"them to others. Needs Ray: {to_install('ray')}."
         ),
     ] = 1,
     ray: Annotated[
@@ -213,22 +213,26 @@ def serve(
         raise UsageError(f"--compute is {compute!r}; use auto or off")
     for option, value in (("--max-devices", max_devices), ("--max-waiting", max_waiting)):
         if value < 1:
-            raise UsageError(f"{option} is {value}; give 1 or more")
+            raise UsageError(f"{option} must be 1 or more, not {value}")
     if not 0 <= port < 2**16:
-        raise UsageError(f"--port is {port}; give 1 to {2**16 - 1}, or 0 for any free port")
+        raise UsageError(
+            f"--port must be between 1 and {2**16 - 1}, or 0 for any free port, not {port}"
+        )
     if not 0 <= ps_gbit < math.inf:
-        raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
+        raise UsageError(f"--ps-gbit must be 0 (unlimited) or more, not {ps_gbit:g}")
     if not 0 <= ps_watts < math.inf:
-        raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 to read its sensors")
+        raise UsageError(
+            f"--ps-watts must be a number of watts, or 0 to read the sensors, not {ps_watts:g}"
+        )
     for option, text, most in (("--title", title, _MOST_TITLE), ("--about", about, _MOST_ABOUT)):
         if len(text) > most:
-            raise UsageError(f"{option} has {len(text)} characters; give at most {most}")
+            raise UsageError(f"{option} has {len(text)} characters; use at most {most}")
     cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
     if announce and is_loopback(host):
         raise UsageError(
-            f"--announce is useless with --host {host}, which other machines cannot reach; give "
-            f"--host 0.0.0.0"
+            f"--announce has no effect with --host {host}, which other machines cannot reach; use "
+            "--host 0.0.0.0"
         )
     if announce and tls_cert is not None:
         raise UsageError(
@@ -239,7 +243,7 @@ def serve(
         if public_url:
             raise UsageError(
                 f"--public-url {public_url} is the address of one server, but --servers is "
-                f"{servers}; give --servers 1"
+                f"{servers}; use --servers 1"
             )
         need_ray("--servers")
     import cleave
@@ -450,7 +454,7 @@ def _relayed(server: Server) -> str:
     if outside.scheme != own.scheme:
         text += (
             "; it must terminate TLS with a certificate that devices trust, and it can read "
-            "everything (to prevent that, leave out --tls off)"
+            "everything (to prevent that, omit --tls off)"
         )
     return text
 

@@ -86,7 +86,7 @@ def install(
     policy = parse_policy(when or "always", hours, max_temp, idle_after, max_data)
     memory_bytes = parse_memory(memory, total_memory_bytes())
     if system and not account:
-        raise UsageError("--system needs an account to run as; use sudo, or give --account NAME")
+        raise UsageError("--system needs an account to run as; use sudo, or pass --account NAME")
     installer = _installer(system=system)
     given: dict[str, object] = {
         "--when": when or "always", "--hours": hours, "--max-temp": max_temp and f"{max_temp:g}",
@@ -167,7 +167,7 @@ def _files(installer: device_service.Installer) -> dict[str, str]:
 def _installer(*, system: bool) -> device_service.Installer:
     if sys.platform == "win32":
         raise UsageError(
-            "Windows has neither systemd nor launchd; have its Task Scheduler start `cleave join`"
+            "Windows has neither systemd nor launchd; use its Task Scheduler to start `cleave join`"
         )
     manager = ServiceManager.LAUNCHD if sys.platform == "darwin" else ServiceManager.SYSTEMD
     home = Path.home()

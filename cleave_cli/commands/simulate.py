@@ -29,18 +29,21 @@ def simulate(
         str, Option(help="Device counts: 256, a list 32,256, or 32..8192 (doubling).")
     ] = "32..8192",
     methods: Annotated[
-        str, Option(help="Names, separated by commas; cloud: all clouds; all: all methods.")
+        str,
+        Option(help="Methods, separated by commas. `cloud` means all clouds, `all` all methods."),
     ] = "all",
     fleet: Annotated[
         str, Option(help="Built-in fleet without its size, or a TOML file.")
     ] = "paper",
     batch: Annotated[int, Option(help="Sequences per step.")] = 128,
     seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
-    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="Dtype: bf16, fp16 or fp32.")] = "bf16",
     stragglers: Annotated[
         float, Option(help="Share of devices slowed to a tenth of their speed.")
     ] = 0.0,
-    ps_gbit: Annotated[float, Option(help="Gbit/s of the PS's card each way; 0: unlimited.")] = 0.0,
+    ps_gbit: Annotated[
+        float, Option(help="Speed of the PS's network card each way in Gbit/s; 0 means unlimited.")
+    ] = 0.0,
     ps_gflops: Annotated[
         float, Option(help="GFLOP/s of the PS, for a loss that no device computes.")
     ] = 500.0,
@@ -48,13 +51,13 @@ def simulate(
         str, Option(help="Count payloads as compressed, for all methods: auto, on, off.")
     ] = "off",
     losses_per_hour: Annotated[
-        float, Option(help="Losses per device and hour, for the time with losses.")
+        float, Option(help="Device losses per device and hour, for the step time with losses.")
     ] = 0.1,
     detection_s: Annotated[
         float, Option("--detection-s", help="Seconds until a lost device is noticed.")
     ] = 5.0,
     utilisation: Annotated[float, Option(help="Share of its peak that a cloud GPU reaches.")] = 0.5,
-    seed: Annotated[int, Option(min=0, help="Seed of every search.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed for all searches.")] = 0,
     thorough: Annotated[
         bool,
         Option(
@@ -66,7 +69,9 @@ def simulate(
     ] = 1,
     ray: Annotated[
         str | None,
-        Option(help="Simulate on the Ray cluster at this host:port; auto: this node's cluster."),
+        Option(
+            help="Simulate on the Ray cluster at this host:port; `auto` uses this node's cluster."
+        ),
     ] = None,
     plot: Annotated[Path | None, Option(help="Plot the step times (PNG, SVG or PDF).")] = None,
     as_json: Json = False,
@@ -93,14 +98,14 @@ def simulate(
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     form = form_of(as_json=as_json, as_csv=as_csv)
     if not ps_gbit >= 0:
-        raise UsageError(f"--ps-gbit is {ps_gbit}; give 0 (unlimited) or more")
+        raise UsageError(f"--ps-gbit must be 0 (unlimited) or more, not {ps_gbit}")
     if not 0 < ps_gflops < math.inf:
-        raise UsageError(f"--ps-gflops is {ps_gflops}; give GFLOP/s above 0")
+        raise UsageError(f"--ps-gflops must be more than 0 GFLOP/s, not {ps_gflops}")
     for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
         if not 0 <= amount < math.inf:
-            raise UsageError(f"{option} is {amount}; give 0 or more")
+            raise UsageError(f"{option} must be 0 or more, not {amount}")
     if not 0 < utilisation <= 1:
-        raise UsageError(f"--utilisation is {utilisation}; give a share above 0, up to 1")
+        raise UsageError(f"--utilisation must be more than 0 and at most 1, not {utilisation}")
     if plot is not None:
         check_plot(plot)
     policy = CodingPolicy.of(coding)
@@ -198,7 +203,7 @@ def counts(text: str) -> list[int]:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"--devices is {text!r}; give a number, a list (32,256), or a range (32..8192)"
+            f"--devices is {text!r}; use a number, a list (32,256), or a range (32..8192)"
         ) from None
     return sorted(set(found))
 

@@ -47,7 +47,7 @@ def status(
       cleave status --server @operator.url --json
     """
     if not LEAST_EVERY_S <= every < math.inf:
-        raise UsageError(f"--every is {every:g}; give {LEAST_EVERY_S:g} seconds or more")
+        raise UsageError(f"--every must be at least {LEAST_EVERY_S:g} seconds, not {every:g}")
     pause_s = every if watch else None
     try:
         asyncio.run(_show(running_server(server, data), pause_s, as_json=as_json))

@@ -26,7 +26,9 @@ _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}  # settin
 
 
 def train(
-    devices: Annotated[int, Option(help="Number of emulated devices; 0: plain PyTorch.")] = DEVICES,
+    devices: Annotated[
+        int, Option(help="Number of emulated devices; 0 uses plain PyTorch.")
+    ] = DEVICES,
     fleet: Annotated[str, Option(help="Fleet: paper, home-mix, ..., or a TOML file.")] = "paper",
     churn: Annotated[
         str,
@@ -72,7 +74,7 @@ def train(
     listen: Annotated[
         str,
         Option(
-            help="With --servers: host:port (and the next ports) at which devices join; none are "
+            help="With --servers: host:port (and the next ports) where devices join; none are "
             "emulated."
         ),
     ] = "",
@@ -124,7 +126,7 @@ def train(
     if "offload" in given and "method" not in given:  # --offload implies tiles
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 or more")
+        raise UsageError(f"--devices must be 0 (for plain PyTorch) or more, not {devices}")
     in_file = settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
         in_file.pop(TABLE, {}),
@@ -148,17 +150,19 @@ def train(
         server = server_of_this_machine()
         if server and not attach:
             display.note(
-                "training on this machine's server, with the devices that joined it; "
-                "to emulate devices instead, give --devices N"
+                "training on this machine's server, with the devices that joined it; to emulate "
+                "devices instead, use --devices N"
             )
             resume = str(Path(resume).resolve()) if resume else ""
         elif resume and RunFolder(Path(resume)).config_path.is_file():
             display.note(
-                f"{resume} was trained by a server and names no emulated devices, so {DEVICES} are "
-                f"emulated; to continue on a server, give --server @FILE"
+                f"{resume} was trained by a server and has no emulated devices, so {DEVICES} are "
+                "emulated; to continue on a server, use --server @FILE"
             )
     if attach and not server:
-        raise UsageError(f"--attach {attach}: no server runs here; say which with --server @FILE")
+        raise UsageError(
+            f"--attach {attach} needs a server, but none runs here; name one with --server @FILE"
+        )
     if in_file:
         if resume:
             raise UsageError(
@@ -169,7 +173,7 @@ def train(
         settings = {**in_file, **ours}
         model = settings.get("model", "")
     if not (model or resume or attach):
-        raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
+        raise UsageError("nothing to train; add --model, as in: cleave train --model opt-125m")
     for option in _EMULATED:
         if server and option in given:
             raise UsageError(
@@ -250,7 +254,7 @@ def settings_of(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file"
+            f"--config {str(path)!r} cannot be read ({error.strerror}); use a readable TOML file"
         ) from error
     except ValueError as error:
         raise UsageError(f"--config {str(path)!r} is not valid TOML ({error})") from error
@@ -349,7 +353,7 @@ def _on_server(
                     display.plain(record)
         except asyncio.CancelledError:
             display.note(
-                f"detached; {job} continues. Follow it with: cleave train {where}--attach {job}"
+                f"detached; {job} continues; follow it with: cleave train {where}--attach {job}"
             )
         finally:
             await client.close()

@@ -28,7 +28,7 @@ Model: TypeAlias = Annotated[
     Path, Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
 ]
 Devices: TypeAlias = Annotated[
-    int, Option(help="Number of emulated devices; 0: this machine alone.")
+    int, Option(help="Number of emulated devices; 0 uses this machine alone.")
 ]
 Server: TypeAlias = Annotated[
     str,
@@ -39,16 +39,19 @@ Server: TypeAlias = Annotated[
     ),
 ]
 Step: TypeAlias = Annotated[
-    int, Option(help="Step of the checkpoint; 0: the newest intact one.", min=0)
+    int, Option(help="Step of the checkpoint; 0 means the newest intact one.", min=0)
 ]
 Tokens: TypeAlias = Annotated[int, Option(help="Maximum number of new tokens.", min=1)]
 Temperature: TypeAlias = Annotated[
-    float, Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
+    float,
+    Option(
+        help="0 always chooses the likeliest token; higher values give more varied text.", min=0.0
+    ),
 ]
 TopP: TypeAlias = Annotated[
     float, Option(help="Sample from the likeliest tokens with this total probability.")
 ]
-Seed: TypeAlias = Annotated[int, Option(help="Seed of the choice of tokens.")]
+Seed: TypeAlias = Annotated[int, Option(help="Random seed for sampling tokens.")]
 
 
 def use(
@@ -63,7 +66,7 @@ def use(
     from cleave.training.loop.start import use_model
 
     if devices < 0:
-        raise UsageError(f"--devices is {devices}; give 1 or more, or 0 for this machine alone")
+        raise UsageError(f"--devices must be 0 (for this machine alone) or more, not {devices}")
     if devices and server:
         raise UsageError("--devices emulates devices here, and cannot be combined with --server")
     if server:
@@ -118,7 +121,9 @@ def evaluate(
     examples: Annotated[Path | None, Option(help="With --choices: questions with answers.")] = None,
     shots: Annotated[int, Option(help="Number of --examples in the prompt.", min=0)] = 5,
     subject: Annotated[str, Option(help="With --choices: subject of the questions.")] = "",
-    seq: Annotated[int, Option(help="Tokens per window; 0: 1024 or the model's limit.", min=0)] = 0,
+    seq: Annotated[
+        int, Option(help="Tokens per window; 0 means 1024, or the model's limit if lower.", min=0)
+    ] = 0,
     batch: Annotated[int, Option(help="Windows per batch.", min=1)] = 4,
     devices: Devices = 0,
     server: Server = "",
@@ -136,7 +141,7 @@ def evaluate(
     from cleave.training.results.uses import Examination, Prediction, UseRequest
 
     if bool(data) == (choices is not None):
-        raise UsageError("give either --data with a text, or --choices with questions")
+        raise UsageError("pass either --data with a text, or --choices with questions")
     if choices is None:
         if examples is not None or subject:
             raise UsageError("--examples and --subject need --choices")
@@ -165,8 +170,10 @@ def evaluate(
 
 def generate(
     model: Model,
-    prompt: Annotated[str, Option(help="The text; -: read it from stdin.")] = "-",
-    chat: Annotated[bool, Option("--chat", help="The text is a question to a chat model.")] = False,
+    prompt: Annotated[str, Option(help="Prompt. Use - to read it from stdin.")] = "-",
+    chat: Annotated[
+        bool, Option("--chat", help="Treat the prompt as a question to a chat model.")
+    ] = False,
     tokens: Tokens = 100,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,

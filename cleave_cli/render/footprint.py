@@ -93,7 +93,7 @@ def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
     table.add_section()
     table.add_row("time", "", human_time(duration_s))
     grams = found.operational_gco2e
-    carbon = "unknown: give --grid" if grams is None else f"{grams:,.2f} gCO2e"
+    carbon = "unknown; set --grid" if grams is None else f"{grams:,.2f} gCO2e"
     table.add_row("carbon of electricity", "", carbon)
     table.add_row("carbon of making, its share", "", _making_text(found, ",.2f"))
     return table
@@ -119,7 +119,7 @@ def _readings(fleet: Footprint, found: Ratios | None, nearer: Ratios | None) -> 
     if nearer.energy is not None and nearer.energy != found.energy:
         lines.append(_reading("energy without the network", nearer.energy))
     if found.operational is None:
-        return [*lines, "Carbon is unknown: give --grid, such as --grid DEU."]
+        return [*lines, "Carbon is unknown; set --grid, such as --grid DEU."]
     lines.append(_reading("carbon of electricity alone", found.operational))
     if found.attributed is not None:
         lines.append(
@@ -198,7 +198,7 @@ def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> st
     if not known:
         return ""
     if found.operational_gco2e is None:
-        return "unknown: give the country of the electricity, such as --grid DEU"
+        return "unknown; set the country of the electricity, such as --grid DEU"
     text = f"{found.operational_gco2e:,.3g} gCO2e of electricity"
     if found.devices:
         making = _making_text(found, ",.3g")

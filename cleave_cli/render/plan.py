@@ -62,8 +62,8 @@ def show_faster_dtype(found: MethodChoice, dtype: str, alone_s: Mapping[str, flo
     for other, seconds in alone_s.items():
         if other != dtype and seconds < found.considered.step_s:
             echo_filled(
-                f"In {other}, this machine alone takes {in_seconds(seconds)} for a step: "
-                f"give --dtype {other} to `cleave plan` and `cleave train`.",
+                f"In {other}, this machine alone takes {in_seconds(seconds)} for a step; pass "
+                f"--dtype {other} to `cleave plan` and `cleave train`.",
                 before="\n",
             )
 

@@ -156,7 +156,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 
 def _tasks(job: dict[str, Any]) -> list[Text]:
-    """Return a line with the progress of the running step, if a step is running."""
+    """Return a line with the progress of the running step; no line if no step is running."""
     tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
         return []
@@ -165,7 +165,7 @@ def _tasks(job: dict[str, Any]) -> list[Text]:
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:
     if not devices["total"]:
-        return _text("no devices; give one a join code with: cleave pair")
+        return _text("no devices; create a join code with: cleave pair")
     counts: dict[str, list[str]] = {}
     for kind, state, number in sorted(devices["by"], key=lambda row: (row[0] or "~", row[1])):
         shown = f"kind {kind}" if kind else _NO_KIND

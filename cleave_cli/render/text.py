@@ -77,7 +77,7 @@ class Form(Enum):
 def form_of(*, as_json: bool, as_csv: bool) -> Form:
     """Return the output format for `--json` and `--csv`; raise UsageError if both are given."""
     if as_json and as_csv:
-        raise UsageError("--json and --csv cannot be combined; give one of them")
+        raise UsageError("--json and --csv cannot be combined; use one of them")
     if as_csv:
         return Form.CSV
     return Form.JSON if as_json else Form.PEOPLE

@@ -1,4 +1,4 @@
-"""Measures a device profile of this machine, for `cleave profile device`."""
+"""Measure a device profile of this machine, for `cleave profile device`."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _as_received(array: StoredArray) -> StoredArray:
 
 
 _POOL_ELEMENTS: Final = 2**23
-_PAUSE_S: Final = 0.004  # pause before each tile, in which the idle device lowers its clock rate
+_PAUSE_S: Final = 0.004  # pause before each tile, so that the idle device lowers its clock rate
 _LEAST_S: Final = 1e-9
 _LOOK_S: Final = 1.0  # interval between checks that the device process is still alive
 

@@ -1,4 +1,4 @@
-"""Measures the link between this machine and a parameter server (PS).
+"""Measure the link between this machine and a parameter server (PS).
 
 For each measurement, this machine joins the PS as a device, lets the PS probe each direction
 (`cleave.scheduler.sessions.probe`), and leaves. The `hello` message requests only a measurement, so
@@ -72,7 +72,7 @@ async def measure_link(
             credential in the URL, and no join code.
     """
     if repeats < 1:
-        raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")
+        raise UsageError(f"the number of link measurements must be 1 or more, not {repeats}")
     target = parse_join_url(url)
     credential, code = keys(target) if keys is not None else (target.credential, "")
     hello = device_hello(

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_first_part(
 def test_what_is_wrong_is_said_before_anything_is_asked(talks: Path, tmp_path: Path) -> None:
     for folder, options, text in (
         (tmp_path / "none", (), "there is no folder of a run or model"),
-        (talks, ("--top-p", "0"), "--top-p is 0"),
+        (talks, ("--top-p", "0"), "--top-p must be more than 0 and at most 1, not 0"),
         (talks, ("--step", "3"), "--step needs a run folder"),
     ):
         done = chat(folder, "Why?", options=options)

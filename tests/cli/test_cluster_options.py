@@ -29,10 +29,13 @@ def test_the_command_line_counts_more_than_the_file() -> None:
     [
         ({"server": 4}, "has 'server'; use servers, ray, listen, runs"),
         (4, "has 4; use"),
-        ({"servers": "4"}, "servers in [cluster] of --config is '4'; give a whole number"),
-        ({"servers": True}, "is True; give a whole number"),
-        ({"servers": 2, "listen": 8765}, "listen in [cluster] of --config is 8765; give a string"),
-        ({"servers": 0}, "--servers is 0"),
+        ({"servers": "4"}, "servers in [cluster] of --config must be a whole number, not '4'"),
+        ({"servers": True}, "must be a whole number, not True"),
+        (
+            {"servers": 2, "listen": 8765},
+            "listen in [cluster] of --config must be a string, not 8765",
+        ),
+        ({"servers": 0}, "--servers must be 1 or more, not 0"),
         ({"ray": "auto"}, "--ray needs --servers"),
     ],
 )

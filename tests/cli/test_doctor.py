@@ -132,12 +132,15 @@ def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
     [
         (("--model", "opt-126m"), "opt-126m"),
         (("--model", "opt-125m", "--dtype", "fp16"), "--dtype is 'fp16'; use one of bf16, fp32"),
-        (("--model", "opt-125m", "--server-memory", "-1"), "--server-memory is -1.0; give GB"),
+        (
+            ("--model", "opt-125m", "--server-memory", "-1"),
+            "--server-memory must be 0 or more GB, not -1.0",
+        ),
         (("--model", "opt-125m", "--lora-bits", "4"), "add --lora RANK"),
         (("--model", "opt-125m", "--fleet", "no-such"), "no-such"),
-        (("--model", "opt-125m", "--batch", "9999999"), "give 32,768 sequences or fewer"),
+        (("--model", "opt-125m", "--batch", "9999999"), "use 32,768 sequences or fewer"),
         (("--model", "opt-125m", "--lora", "9999"), "exceeds the width of opt-125m"),
-        (("--model", "opt-125m", "--batch", "0"), "--batch is 0; give 1 or more"),
+        (("--model", "opt-125m", "--batch", "0"), "--batch must be 1 or more, not 0"),
     ],
 )
 def test_what_people_get_wrong_is_said_before_anything_is_measured(

@@ -39,7 +39,7 @@ def test_an_older_run_has_the_usual_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["devices = 'two'", "devices = true", "devise = 2", "devices ="])
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FLEET_FILE).write_text(text)
-    with pytest.raises(UsageError, match="or remove it and give --devices and --fleet"):
+    with pytest.raises(UsageError, match="or remove it and pass --devices and --fleet"):
         FleetOptions.of_run(tmp_path)
 
 

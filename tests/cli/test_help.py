@@ -94,7 +94,7 @@ def test_a_server_that_is_given_and_empty_is_refused(command: list[str], empty: 
     """As in `--server "$URL"` where that is not set."""
     done = CliRunner().invoke(app, [*command, "--server", empty])
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception) == "--server is empty; give a value, or omit it"
+    assert str(done.exception) == "--server is empty; set a value, or omit it"
 
 
 @pytest.mark.parametrize(

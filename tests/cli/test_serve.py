@@ -74,15 +74,18 @@ def test_a_program_that_asks_for_nothing_sees_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"port": -1}, "--port is -1; give 1 to 65535, or 0"),
-        ({"port": 65536}, "--port is 65536; give"),
-        ({"ps_gbit": -1.0}, "--ps-gbit is -1; give"),
-        ({"ps_gbit": math.nan}, "--ps-gbit is nan; give"),
-        ({"ps_watts": math.inf}, "--ps-watts is inf; give"),
+        ({"port": -1}, "--port must be between 1 and 65535, or 0 for any free port, not -1"),
+        ({"port": 65536}, "not 65536"),
+        ({"ps_gbit": -1.0}, "--ps-gbit must be 0 (unlimited) or more, not -1"),
+        ({"ps_gbit": math.nan}, "--ps-gbit must be 0 (unlimited) or more, not nan"),
+        (
+            {"ps_watts": math.inf},
+            "--ps-watts must be a number of watts, or 0 to read the sensors, not inf",
+        ),
         ({"stages_on": "all"}, "--stages-on is 'all'; use own or any"),
-        ({"title": 81 * "x"}, "--title has 81 characters; give at most 80"),
-        ({"about": 501 * "x"}, "--about has 501 characters; give at most 500"),
-        ({"servers": 0}, "--servers is 0; give 1 or more"),
+        ({"title": 81 * "x"}, "--title has 81 characters; use at most 80"),
+        ({"about": 501 * "x"}, "--about has 501 characters; use at most 500"),
+        ({"servers": 0}, "--servers must be 1 or more, not 0"),
         ({"ray": "10.0.0.1:6379"}, "--ray needs --servers with at least 2 servers"),
     ],
 )

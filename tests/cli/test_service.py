@@ -295,8 +295,11 @@ def test_the_printed_options_are_those_of_join(home: Path) -> None:
         ([URL, "--hours", "9"], "22-7"),
         ([URL, "--memory", "x"], "50%"),
         ([URL, "--backend", "abacus"], "unknown backend"),
-        ([URL, "--runner", "tpu"], "--runner 'tpu' runs no graphs; use one of auto, cpu, webgpu"),
-        ([URL, "--threads", "-5"], "--threads is -5"),
+        (
+            [URL, "--runner", "tpu"],
+            "--runner 'tpu' does not run graphs; use one of auto, cpu, webgpu",
+        ),
+        ([URL, "--threads", "-5"], "--threads must be between 0"),
         ([URL, "--cores", "4000"], "--cores is 4000"),
         ([URL, "--name", 5000 * "x"], "--name has 5,000 characters"),
         ([URL, "--system"], "--account"),

@@ -92,7 +92,7 @@ def test_each_server_has_as_many_cores_as_nodes_have_room_for(
     cores = cores_of_each(nodes, servers)
     assert cores >= 1
     if sum(nodes) < servers:
-        with pytest.raises(UsageError, match=f"has {sum(nodes)} cores"):
+        with pytest.raises(UsageError, match=f"has only {sum(nodes)} cores"):
             check_cores(nodes, servers)
         assert cores == 1
         return

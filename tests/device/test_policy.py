@@ -121,7 +121,7 @@ def test_heat_has_hysteresis() -> None:
 
 def test_what_cannot_be_seen_is_refused_at_once_and_all_of_it() -> None:
     policy = Policy(when=BOTH, max_temperature_c=80)
-    with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*leave"):
+    with pytest.raises(UsageError, match=r"--when idle.*--when charging.*--max-temp 80.*omit"):
         p.require_visible(policy, Observation(hour=0))
     p.require_visible(policy, Observation(0, idle_s=0, charging=False, temperature_c=90))
     p.require_visible(Policy(hours=(1, 2)), Observation(hour=0))
@@ -151,8 +151,8 @@ def test_options_are_read(parse: Callable[[str], Any], text: str, expected: Any)
     [
         (p.parse_hours, ["", "7", "7-7", "24-7", "3-25", "1:60-2", "22-7h", "-1-2"], "22-7"),
         (p.parse_when, ["idel", "idle,", "always,idle", ","], "charging"),
-        (_memory, ["lots", "-1"], "is not valid; give an amount"),
-        (_memory, ["0", "16"], "is too little; give 17"),
+        (_memory, ["lots", "-1"], "is not valid; use an amount"),
+        (_memory, ["0", "16"], "is too low; use 17"),
         (_memory, ["9GB"], "more than the 8.0 GB"),
         (lambda text: p.parse_memory(text, None), ["50%"], "unknown"),
     ],
@@ -219,7 +219,7 @@ def test_caps(text: str, expected: DataCap) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5GB/week", "GB", "0GB", "0.1MB/day", "-1GB", "5GB/"])
 def test_no_cap(text: str) -> None:
-    with pytest.raises(UsageError, match="is not valid; give a limit such as 500MB/hour"):
+    with pytest.raises(UsageError, match="is not valid; use a limit such as 500MB/hour"):
         parse_data_cap(text)
 
 

@@ -320,7 +320,7 @@ def test_a_step_takes_as_long_as_predicted(adapters: Adapters | None, loss: str)
 def test_a_device_is_never_sent_more_than_it_offers() -> None:
     model = SizedModel(find_model("opt-125m"), 2, 64, 2)
     plan = plan_of(PlannedStage(0, 12, (1, 2)))
-    with pytest.raises(ProtocolError, match="does not fit"):
+    with pytest.raises(ProtocolError, match="bytes are in use"):
         run(runtime_of(2, memory_bytes=20 * MB), model, plan)
 
 

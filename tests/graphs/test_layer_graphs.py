@@ -157,5 +157,5 @@ def test_graphs_are_no_larger_than_devices_take() -> None:
 def test_a_graph_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MAX_GRAPH_NODES", 10)
     call = layer_calls(small_model("opt"), IDS)[0]
-    with pytest.raises(LayerGraphError, match="operations, more than 10"):
+    with pytest.raises(LayerGraphError, match="operations; the limit is 10"):
         export_layer(LayerPart.whole(call, 0))

@@ -89,7 +89,7 @@ def test_a_relay_that_ends_tls_is_refused_where_the_join_url_names_a_certificate
     with relay(own.context) as relayed:
         url = f"wss://127.0.0.1:{relayed.port}"
         with behind(relayed, Security(public_url=url)) as server:
-            with pytest.raises(CleaveError, match="another certificate"):
+            with pytest.raises(CleaveError, match="different certificate"):
                 attempt(parse_join_url(server.url))
             assert relayed.passed in ([], [b""])
 
@@ -249,7 +249,7 @@ def test_a_public_address_without_tls_is_refused_or_wanted(tmp_path: Path) -> No
         with pytest.raises(UsageError, match="--insecure-lan"):
             expose("127.0.0.1", security, NOW)
     tls_too = Security(TlsMode.AUTO, insecure_lan=True, public_url="ws://relay.example")
-    with pytest.raises(UsageError, match="give wss://"):
+    with pytest.raises(UsageError, match="use wss://"):
         expose("127.0.0.1", tls_too, NOW)
     several = here("serve", "--public-url", "wss://relay.example", "--servers", "2", cwd=tmp_path)
     assert several.returncode == 2

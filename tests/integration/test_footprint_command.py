@@ -70,10 +70,16 @@ def test_a_fleet_whose_power_is_unknown_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give either a run folder or --model"),
+        ((), "pass either a run folder or --model"),
         ((*PLANNED, "--against", "l4"), "the power of l4 is unknown"),
-        (("--model", "opt-nano", "--pue", "0.5"), "--pue is 0.5"),
-        (("--model", "opt-nano", "--network", "nan"), "--network is nan; give"),
+        (
+            ("--model", "opt-nano", "--pue", "0.5"),
+            "--pue must be 1 or more, or 0 for the default, not 0.5",
+        ),
+        (
+            ("--model", "opt-nano", "--network", "nan"),
+            "--network must be 0 or more, or -1 for the default, not nan",
+        ),
         ((*PLANNED, "--grid", "Narnia"), "no figures for the electricity"),
         (("--model", "opt-nano", "--fleet", "nobody-3"), "there is no fleet"),
         (("nowhere",), "there is no run folder 'nowhere'"),

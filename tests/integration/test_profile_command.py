@@ -120,21 +120,33 @@ def test_a_profile_is_not_overwritten_unasked(measured: Path) -> None:
 
 
 BAD_DEVICES: dict[str, tuple[tuple[str, ...], str]] = {
-    "threads": (("--threads", "-1"), "--threads is -1"),
+    "threads": (("--threads", "-1"), "--threads must be between 0 (for all cores)"),
     "memory": (("--memory", "3"), "--memory 3"),
     "negative memory": (("--memory", "-3"), "--memory '-3'"),
     "more memory than there is": (("--memory", "99999999"), "is more than the"),
-    "budget": (("--budget", "-2"), "--budget is -2"),
-    "no budget": (("--budget", "0"), "--budget is 0"),
-    "no number": (("--budget", "nan"), "--budget is nan"),
-    "sustained": (("--sustained", "-5"), "--sustained is -5"),
+    "budget": (
+        ("--budget", "-2"),
+        "--budget must be more than 0 seconds and at most a day, not -2",
+    ),
+    "no budget": (
+        ("--budget", "0"),
+        "--budget must be more than 0 seconds and at most a day, not 0",
+    ),
+    "no number": (
+        ("--budget", "nan"),
+        "--budget must be more than 0 seconds and at most a day, not nan",
+    ),
+    "sustained": (
+        ("--sustained", "-5"),
+        "--sustained must be from 0 (to skip the test) to one day in seconds, not -5",
+    ),
     "kind": (("--kind", "toaster"), "toaster"),
     "name": (("--name", "My Laptop"), "my-laptop"),
     "backend": (("--backend", "abacus"), "abacus"),
     "suffix": (("-o", "x.json"), ".toml"),
     "folder": (("-o", "nowhere/x.toml"), "nowhere"),
     "seed": (("--seed", "-1"), "--seed"),
-    "too many threads": (("--threads", "4000"), "--threads is 4000"),
+    "too many threads": (("--threads", "4000"), "--threads must be between 0 (for all cores)"),
     "a folder": (("-o", "folder.toml", "--force"), "folder.toml is a folder"),
 }
 
@@ -279,6 +291,6 @@ def test_links_that_cannot_be_measured(served: Server, copy: Path) -> None:
     assert "credential" in refused("link", "--server", bare, code=1)
     assert "no server answers" in refused("link", "--server", "ws://127.0.0.1:1/ws#c=x", code=1)
     assert "join URL" in refused("link", "--server", "http://127.0.0.1:1/")
-    assert "0 times" in refused("link", "--server", served.url, "--repeats", "0")
+    assert "must be 1 or more, not 0" in refused("link", "--server", served.url, "--repeats", "0")
     missing = str(copy.parent / "nowhere.toml")
     assert "nowhere.toml" in refused("link", "--server", served.url, "--into", missing)

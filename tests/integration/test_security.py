@@ -98,7 +98,7 @@ def test_work_is_done_over_tls_and_another_certificate_is_a_sentence(tmp_path: P
         wrong = JoinUrl(url.address, url.credential, fingerprint="sha256:" + "0" * 64)
         refused = here("join", wrong.text, "--backend", "numpy")
         assert refused.returncode == 1
-        assert f"another certificate ({url.fingerprint})" in refused.stderr
+        assert f"a different certificate ({url.fingerprint})" in refused.stderr
         assert "Traceback" not in refused.stderr
     with cleave.serve(security=kept) as server:  # what devices know stays true
         assert parse_join_url(server.url).fingerprint == url.fingerprint
@@ -120,7 +120,7 @@ def test_nothing_is_sent_to_a_server_with_another_certificate() -> None:
         port = server.sockets[0].getsockname()[1]
         url = JoinUrl(f"wss://127.0.0.1:{port}/ws", "secret", fingerprint="sha256:" + "1" * 64)
         async with server:
-            with pytest.raises(CleaveError, match="another certificate"):
+            with pytest.raises(CleaveError, match="different certificate"):
                 await open_connection(url)
 
     asyncio.run(scenario())

@@ -180,12 +180,12 @@ def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"batch": 0}, "--batch is 0"),
-        ({"steps": -1}, "--steps is -1"),
+        ({"batch": 0}, "--batch must be 1 or more, not 0"),
+        ({"steps": -1}, "--steps must be 1 or more, not -1"),
         ({"dtype": "fp8"}, "fp8"),
-        ({"learning_rate": -1.0}, "--learning-rate is -1"),
-        ({"learning_rate": math.nan}, "--learning-rate is nan"),
-        ({"seed": -1}, "--seed is -1"),
+        ({"learning_rate": -1.0}, "--learning-rate must be 0 or more, not -1"),
+        ({"learning_rate": math.nan}, "--learning-rate must be 0 or more, not nan"),
+        ({"seed": -1}, "--seed must be 0 or more, not -1"),
         ({"memory": "huge"}, "huge"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
     ("change", "said"),
     [
         *(
-            ({"job": {name: source}}, "There is no file or folder")
+            ({"job": {name: source}}, "there is no file or folder")
             for name in ("data", "eval_data")
             for source in ("/no/such", "corpus.txt")
         ),
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--servers", "0"), "--servers is 0; give 1 or more"),
+        (("--servers", "0"), "--servers must be 1 or more, not 0"),
         (("--ray", "auto"), "--ray needs --servers with at least 2 servers"),
         (("--listen", "8765"), "--listen needs --servers with at least 2 servers"),
         (("--servers", "2", "--listen", "8765", "--devices", "4"), "--listen is for real devices"),

@@ -70,7 +70,7 @@ def test_little_memory_needs_more_devices() -> None:
     model = kept_on_devices(cut(1024, 2))
     plan = plan_resident(model, home(6, 10**9), PS)
     assert len(plan.stages) > len(plan_resident(model, home(1), PS).stages) == 1
-    with pytest.raises(DeviceMemoryError, match="2 of them can hold a layer"):
+    with pytest.raises(DeviceMemoryError, match="of which 2 can hold a layer"):
         plan_resident(model, home(2, 10**9), PS)
 
 

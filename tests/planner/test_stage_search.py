@@ -322,7 +322,7 @@ def test_too_little_memory_is_said() -> None:
     with pytest.raises(PlanError, match="a layer needs 120 MB on a device, but the largest of 4"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=10**7) for d in HOME], PS)
     with pytest.raises(
-        PlanError, match=r"need about 7\d\d MB of memory, and do not fit on .* 600 MB"
+        PlanError, match=r"need about 7\d\d MB of memory, but do not fit on .* 600 MB"
     ):
         plan_stages(OPT_125M, [replace(d, memory_bytes=150 * 10**6) for d in HOME], PS)
     with pytest.raises(PlanError, match=r"880 MB in total, because a single layer \(or part\)"):

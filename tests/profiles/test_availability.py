@@ -153,5 +153,5 @@ def test_hours_cut_sessions_and_keep_what_lies_within() -> None:
     "hours", [(0.0, 24.0), (7.0, 7.01), (-1.0, 7.0), (7.0, 24.5), (math.nan, 7.0), (7.0, math.inf)]
 )
 def test_impossible_hours(hours: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match=r"hours are .*; give two different hours from 0 to 24"):
+    with pytest.raises(ValueError, match=r"hours are .*; use two different hours from 0 to 24"):
         Availability(hours=hours)

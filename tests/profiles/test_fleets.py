@@ -89,7 +89,9 @@ def test_stragglers_in_a_fleet_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.01, float("nan")])
 def test_a_share_of_stragglers_is_a_share(share: float) -> None:
-    with pytest.raises(ValueError, match=f"share of stragglers is {share}"):
+    with pytest.raises(
+        ValueError, match=f"share of stragglers must be between 0 and 1, not {share}"
+    ):
         paper_fleet(4, share)
 
 
@@ -125,29 +127,41 @@ active_power_w = 4
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("= 5e12", "= -5e12", "flops_per_s of device 'laptop-0' is -5"),
-        ("= 8_000_000", "= nan", r"group\[0\].uplink_bytes_per_s of .* is nan"),
-        ("count = 2", "latency_s = -0.1", "latency_s of device 'laptop-0' is -0.1"),
-        ("= 50e6", "= 0", "downlink_bytes_per_s of device 'laptop-0' is 0"),
-        ("= 50e6", "= nan", r"group\[0\].downlink_bytes_per_s of .* is nan"),
-        ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' is -1"),
-        ("= 5e12", "= 5", "flops_per_s of group 1 of .* is 5; give FLOP/s, from 1e.06 to 1e.17"),
-        ("= 50e6", "= 50", "downlink_bytes_per_s of group 1 .* is 50; give bytes per second"),
+        ("= 5e12", "= -5e12", "flops_per_s of device 'laptop-0' must be more than 0, not -5"),
+        ("= 8_000_000", "= nan", r"group\[0\].uplink_bytes_per_s of .* not nan"),
+        (
+            "count = 2",
+            "latency_s = -0.1",
+            "latency_s of device 'laptop-0' must be 0 or more, not -0.1",
+        ),
+        ("= 50e6", "= 0", "downlink_bytes_per_s of device 'laptop-0' .*0"),
+        ("= 50e6", "= nan", r"group\[0\].downlink_bytes_per_s of .* not nan"),
+        ("= 2_000_000_000", "= -1", "memory_bytes of device 'laptop-0' .*-1"),
+        ("= 5e12", "= 5", "flops_per_s of group 1 of .* must be from 1e.06 to 1e.17 FLOP/s, not 5"),
+        ("= 50e6", "= 50", "downlink_bytes_per_s of group 1 .* bytes per second, not 50"),
         ("= 2_000_000_000", "= 2" + 30 * "0", r"group\[0\].memory_bytes of .* has 31 digits"),
-        ("count = 2", "latency_s = 20_000", "latency_s of group 1 .* is 20000; give seconds"),
-        ("count = 2", "active_power_w = -4", "active_power_w of device 'laptop-0' is -4"),
+        ("count = 2", "latency_s = 20_000", "latency_s of group 1 .* seconds, not 20000"),
+        (
+            "count = 2",
+            "active_power_w = -4",
+            "active_power_w of device 'laptop-0' must be 0 or more, not -4",
+        ),
         ("count = 2", "colour = 'red'", "unknown key 'colour'"),
         (
             '"laptop"',
             '"' + 101 * "x" + '"',
-            "name of group 1 of .* is 'xxx.*; give a string of 1 to 100",
+            "name of group 1 of .* must be a string of 1 to 100 .*, not 'xxx",
         ),
-        ('"laptop"', "3", "name of group 1 of .* is 3"),
+        ('"laptop"', "3", "name of group 1 of .* not 3"),
         ("flops_per_s = 5e12\n", "", "lacks flops_per_s"),
-        ("= 5e12", "= '5e12'", "flops_per_s of group 1 of .*fleet.toml is '5e12'"),
-        ("= 50e6", "= true", "downlink_bytes_per_s of group 1 .* is True"),
-        ("count = 2", "count = -1", "count of group 1 .* is -1"),
-        ("count = 2", "count = 1.5", "count of group 1 .* is 1.5"),
+        (
+            "= 5e12",
+            "= '5e12'",
+            "flops_per_s of group 1 of .*fleet.toml must be a number, not '5e12'",
+        ),
+        ("= 50e6", "= true", "downlink_bytes_per_s of group 1 .* must be a number, not True"),
+        ("count = 2", "count = -1", "count of group 1 .* not -1"),
+        ("count = 2", "count = 1.5", "count of group 1 .* not 1.5"),
         ("count = 2", "count = 0", "fleet.toml has no devices"),
         ("[[group]]", "[[groups]]", "fleet.toml has the invalid entry 'groups'"),
         ("[[group]]", "[group]", "fleet.toml has the invalid entry 'group'"),
@@ -255,19 +269,22 @@ def test_stragglers_of_a_group_are_slow_in_their_models_too(tmp_path: Path) -> N
     ("line", "said"),
     [
         ('profile = "iphone-99"', "group 1 of .*: there is no profile 'iphone-99' in the library"),
-        ("profile = 3", "profile of group 1 of .* is 3"),
+        ("profile = 3", "profile of group 1 of .* must be a name or a .toml file, not 3"),
         ('network = "8g"', "group 1 of .*: there is no network '8g'"),
         ('availability = "never"', "group 1 of .*: there is no availability 'never'"),
         ("availability = { hours = [25, 3] }", "availability of group 1 .*: hours are 25 to 3"),
-        ("stragglers = 2", "stragglers of group 1 .* is 2"),
-        ("load = 1.0", "load of device 'laptop-0' is 1.0"),
-        ("loss = -0.1", "loss of device 'laptop-0' is -0.1"),
-        ("drift_hurst = 1.5", "drift_hurst of device 'laptop-0' is 1.5"),
-        ('line = { name = "x", devices = 0, network = "home" }', "line.devices is 0"),
+        ("stragglers = 2", "stragglers of group 1 .* must be a share from 0 to 1, not 2"),
+        ("load = 1.0", "load of device 'laptop-0' must be .* less than 1, not 1.0"),
+        ("loss = -0.1", "loss of device 'laptop-0' must be at least 0 .*, not -0.1"),
+        ("drift_hurst = 1.5", "drift_hurst of device 'laptop-0' must be .* less than 1, not 1.5"),
+        (
+            'line = { name = "x", devices = 0, network = "home" }',
+            "line.devices must be 1 or more, not 0",
+        ),
         ('line = { name = "x", devices = 2 }', "line 'x' needs either a network, or"),
         (
             'line = { name = "x", devices = 2, downlink_bytes_per_s = 5, uplink_bytes_per_s = 5 }',
-            "group 1 .*line.downlink_bytes_per_s is 5; give bytes per second, from 100 to 1e.12",
+            "group 1 .*line.downlink_bytes_per_s must be from 100 to 1e.12 bytes per second, not 5",
         ),
         (
             "availability = { session = { mean_s = 1e-9 } }",
@@ -306,7 +323,7 @@ def test_churn_in_seconds_and_by_name() -> None:
         ("0", "churn '0'"),
         ("0.0001:1", "churn '0.0001:1'"),
         ("1" * 400, "churn '111"),
-        ("-5:1", "churn '-5:1' is invalid; give mean seconds"),
+        ("-5:1", "churn '-5:1' is invalid; use mean seconds"),
         ("weekly", "churn 'weekly' .* one of always, .*volunteer"),
         ("nowhere.toml", r"nowhere\.toml cannot be read"),
     ],

@@ -88,7 +88,7 @@ def test_servers_that_do_not_measure(answers: Sequence[Message], text: str) -> N
 
 
 def test_bad_requests() -> None:
-    with pytest.raises(UsageError, match="0 times"):
+    with pytest.raises(UsageError, match="must be 1 or more, not 0"):
         asyncio.run(measure_link("ws://127.0.0.1:1/ws", 0))
     with pytest.raises(UsageError, match="join URL"):
         asyncio.run(measure_link("http://127.0.0.1:1/"))

@@ -296,7 +296,7 @@ def test_an_unknown_code_is_a_code_like_any_other() -> None:
 def test_a_welcome_of_another_version_says_so_before_anything_else() -> None:
     import msgpack
 
-    with pytest.raises(VersionError, match=r"version 2 .* 1; install"):
+    with pytest.raises(VersionError, match=r"version 2, but .* 1; install"):
         decode(msgpack.packb(["welcome", {"version": 2, "device": "seven", "heartbeat_s": []}]))
 
 

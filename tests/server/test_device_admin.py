@@ -164,7 +164,7 @@ def test_codes_are_listed_and_made_void(
     states = [code["state"] for code in device_admin.answer("codes", {})["codes"]]
     assert states == ["expired", "void"]
     for unknown in (99, "1", None, True):
-        with pytest.raises(UsageError, match=r"no join code .*; give one of 1, 2"):
+        with pytest.raises(UsageError, match=r"no join code .*; use one of 1, 2"):
             device_admin.answer("void", {"code": unknown})
 
 

@@ -161,7 +161,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     until(lambda: stopped.run_folder)
     jobs.stop(stopped.id)
     until(lambda: stopped.has_last_record)
-    with pytest.raises(UsageError, match="no job 'job-9'; give one of job-1"):
+    with pytest.raises(UsageError, match="no job 'job-9'; use one of job-1"):
         jobs.stop("9")
     running = jobs.submit(wanted)
     until(lambda: len(running.records) == 2)
@@ -178,7 +178,7 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     assert again.find("2").continues == where
     assert f"job-2 is queued again; {where}" in caplog.text
     assert again.find("3").continues == "it starts at step 1"
-    with pytest.raises(UsageError, match="no job 'job-9'; give one of job-1, job-2, job-3"):
+    with pytest.raises(UsageError, match="no job 'job-9'; use one of job-1, job-2, job-3"):
         again.stop("9")
     until(lambda: again.find("2").is_running)
     again.close(PATIENCE_S)

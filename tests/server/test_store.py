@@ -167,7 +167,7 @@ def test_a_store_of_another_version_is_left_alone(path: Path, version: int) -> N
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {version}")
     with pytest.raises(
-        StoreError, match=rf"version {version};.*install the Cleave version that wrote"
+        StoreError, match=rf"version {version}, .*install the Cleave version that wrote"
     ):
         Store(path)
 

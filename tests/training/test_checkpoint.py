@@ -236,7 +236,7 @@ def test_a_damaged_or_newer_meta_is_one_sentence(tmp_path: Path) -> None:
     header = json.loads((path / "meta.json").read_text())
     for content, message in (
         ("", "not JSON"),
-        ("[]", "no format version"),
+        ("[]", "no valid format version"),
         ('{"format": 1, "step": 1}', "no valid 'tensors_sha256'"),
         (json.dumps(header | {"aliases": {"head": "embed"}}), "damaged"),
     ):

@@ -109,18 +109,21 @@ def user(*content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"body": "a"}, "has no .*; its fields are 'body': rename"),
-        ({"text": 1}, 'has int as "text", not a string'),
-        ({"prompt": "a", "completion": TURNS}, "neither both strings nor both lists"),
-        ({"messages": [{"content": "a"}]}, 'not a list of objects with a "role"'),
+        ({"body": "a"}, "has none of the fields .*; it has 'body'; rename"),
+        ({"text": 1}, 'has a "text" of type int, not a string'),
+        ({"prompt": "a", "completion": TURNS}, "of different or unsupported types"),
+        ({"messages": [{"content": "a"}]}, 'a list of objects, each with a string "role"'),
         ({"messages": [{"role": "assistant"}]}, 'has no "content" in message 1'),
-        ({"messages": [*TURNS, {"role": "user", "content": 7}]}, "int as .* of mess.* 6"),
-        ({"prompt": None, "completion": "a"}, 'has null as "prompt": give it a value'),
+        (
+            {"messages": [*TURNS, {"role": "user", "content": 7}]},
+            '"content" of type int in message 6',
+        ),
+        ({"prompt": None, "completion": "a"}, 'has a "prompt" that is null; set its value'),
         ({"messages": TURNS, "tools": {"name": "f"}}, '"tools" that are not a list of objects'),
-        ({"messages": TURNS, "tools": "f("}, '"tools" that are not JSON'),
+        ({"messages": TURNS, "tools": "f("}, '"tools" that are not valid JSON'),
         (user({"type": "image"}), "of type 'image' in message 6"),
         (user("b"), "has str in message 6, but only parts"),
-        (user({"type": "text"}), 'null as the "text" of a part of mes'),
+        (user({"type": "text"}), '"text" is of type null'),
         ({"messages": TURNS[:2]}, "would learn nothing"),
     ],
 )
@@ -128,7 +131,7 @@ def test_records_that_are_refused_say_where(
     tmp_path: Path, record: dict[str, Any], says: str
 ) -> None:
     path = jsonl(tmp_path / "data.jsonl", {"text": "fine"}, record)
-    with pytest.raises(UsageError, match=f"Line 2 of .*{says}"):
+    with pytest.raises(UsageError, match=f"line 2 of .*{says}"):
         list(read_documents(path))
 
 
@@ -172,7 +175,7 @@ def test_what_a_table_fills_with_null_is_not_there(tmp_path: Path) -> None:
     names = {name: None for record in records for name in record}
     pq.write_table(pa.Table.from_pylist([{**names, **record} for record in [*records, {}]]), table)
     assert [repr(each) for each in read_documents(str(table))] == [
-        repr(each).replace("Line", "Row").replace("jsonl", "parquet")
+        repr(each).replace("line", "row").replace("jsonl", "parquet")
         for each in read_documents(lines)
     ]
     message = [("role", pa.string()), ("content", pa.string())]
@@ -340,7 +343,7 @@ def test_an_error_within_a_conversation_says_where_it_is(base: Path, tmp_path: P
     path = tmp_path / "some.jsonl"
     path.write_text("\n" + json.dumps({"messages": TURNS}) + "\n")
     tokenizer = with_template(base, tmp_path / "none", "{{ raise_exception('no system') }}")
-    with pytest.raises(UsageError, match=r"Line 2 of '.*some\.jsonl': The chat .*no system"):
+    with pytest.raises(UsageError, match=r"line 2 of '.*some\.jsonl': the chat .*no system"):
         build_corpus(str(path), tokenizer, held_out=str(path))
 
 
@@ -407,7 +410,7 @@ def test_held_out_text_without_a_whole_answer_is_refused_before_training(
     path, other = jsonl(tmp_path / "some.jsonl", *short), jsonl(tmp_path / "other.jsonl", long)
     job = JobSpec(str(base), path, 8, batch=2, seq=48, eval_every=5, eval_data=other)
     context = TrainContext(None, lambda record: None)
-    with pytest.raises(UsageError, match="validation split: No sequence of 48 tokens has an answ"):
+    with pytest.raises(UsageError, match="validation split, no sequence of 48 tokens has an answ"):
         prepare(job, context)
     prepare(replace(job, eval_every=0, eval_data=""), context)
 

@@ -120,18 +120,18 @@ def test_the_documents_of_a_file(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.jsonl", b'{"text": "fine"}\n{', "Line 2 of .*x.jsonl.*not JSON"),
-        ("x.jsonl", b"[1]", "Line 1 of .*not a JSON object"),
-        ("x.jsonl", b"[" * 100_000, "Line 1 of .*not JSON"),
+        ("x.jsonl", b'{"text": "fine"}\n{', "line 2 of .*x.jsonl.*not valid JSON"),
+        ("x.jsonl", b"[1]", "line 1 of .*not a JSON object"),
+        ("x.jsonl", b"[" * 100_000, "line 1 of .*not valid JSON"),
         ("x.jsonl", b"\xff\xfe", "not UTF-8"),
-        ("x.jsonl.gz", b"\x1f\x8b\x08", "x.jsonl.gz' is compressed: decompress it"),
-        ("x.json", b'[{"text": "fine"}, 7]', "Item 2 of .*not a JSON object"),
-        ("x.json", b'[{"text": "fine"}', "x.json' is not JSON .*: write a list of objects"),
+        ("x.jsonl.gz", b"\x1f\x8b\x08", "x.jsonl.gz' is compressed; decompress it"),
+        ("x.json", b'[{"text": "fine"}, 7]', "item 2 of .*not a JSON object"),
+        ("x.json", b'[{"text": "fine"}', "x.json' is not valid JSON .*; write a list of objects"),
         ("x.json", b"\xff\xfe", "not UTF-8"),
         ("x.txt", b" \n", "no text in .*x.txt"),
         ("x.parquet", b"PAR1 and so on", "cannot be read as Parquet"),
-        ("x.parquet", parquet(body=["x"], id=[1]), "no column .*'body', 'id'"),
-        ("x.parquet", parquet(text=[1]), 'has int as "text", not a string'),
+        ("x.parquet", parquet(body=["x"], id=[1]), "none of the columns .*'body', 'id'"),
+        ("x.parquet", parquet(text=[1]), 'has a "text" of type int, not a string'),
     ],
 )
 def test_bad_files_are_one_sentence(
@@ -152,7 +152,7 @@ def test_missing_sources_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     for look in (check_source, read_documents):
         for source, message in (
             (str(tmp_path / "missing"), "no file or folder .*missing"),
-            ("corpus.txt", "no file or folder 'corpus.txt' in '.*': check the path"),
+            ("corpus.txt", "no file or folder 'corpus.txt' in '.*'; check the path"),
             ("x" * 5000, "cannot be read .File name too long"),
             ("owner/some-set", r"'owner/some-set'.*pip install 'cleave-train\[datasets\]'"),
         ):
@@ -181,9 +181,9 @@ def test_a_data_set_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
         yield {"body": "a"}
 
     for load_dataset, message in (
-        (refuse, "'some-set'.*No route to host\\): check the name"),
+        (refuse, "'some-set'.*No route to host\\); check the name"),
         (broken, "'some-set'.*lost the connection"),
-        (other, "'some-set' has no .*'body'"),
+        (other, "'some-set' has none of .*'body'"),
     ):
         monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
         with pytest.raises(UsageError, match=message):
@@ -268,10 +268,10 @@ def test_check_names_the_split_without_an_answer() -> None:
     for held_out in (asked, answer_at_the_end):
         corpus = Corpus(answered, held_out)
         corpus.check(4, judged=False)
-        with pytest.raises(UsageError, match="validation split: No sequence of 4 tokens has an an"):
+        with pytest.raises(UsageError, match="validation split, no sequence of 4 tokens has an an"):
             corpus.check(4)
     Corpus(answered, answer_at_the_end).check(9)
-    with pytest.raises(UsageError, match="training split: No sequence of 9 tokens has an answer"):
+    with pytest.raises(UsageError, match="training split, no sequence of 9 tokens has an answer"):
         Corpus(asked, answered).check(9, judged=False)
     first = Corpus(answered, np.where(np.arange(10) % 2, asked, answered | START))
     first.check(4)
@@ -392,9 +392,9 @@ def test_epochs_and_seeds_differ_in_their_order() -> None:
 
 def test_bad_loader_arguments_are_one_sentence() -> None:
     for batch, seq, seed, message in (
-        (0, 4, 0, "batch size is 0"),
-        (1, 0, 0, "sequence length 0"),
-        (1, 4, -1, "seed is -1"),
+        (0, 4, 0, "batch size .* not 0 and 4"),
+        (1, 0, 0, "sequence length .* not 1 and 0"),
+        (1, 4, -1, "seed must be 0 or more, not -1"),
         (1, 40, 0, "37 tokens contain no sequence of 40"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -106,7 +106,7 @@ def test_held_out_losses_are_of_text_alone(tmp_path: Path, corpus_file: Path) ->
 
 def test_stages_without_that_loss_are_refused(tmp_path: Path, corpus_file: Path) -> None:
     folder = folder_of(tmp_path / "model", "mixtral")
-    with pytest.raises(UsageError, match=r"output_router_logits.*give --method tiles or local"):
+    with pytest.raises(UsageError, match=r"output_router_logits.*use --method tiles or local"):
         run(job_of(folder, corpus_file, method="stages"), tmp_path / "runs")
 
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
     with pytest.raises(UsageError, match="already exists"):
         export_run(run, taken)
     shutil.rmtree(run.path / CHECKPOINTS)
-    with pytest.raises(UsageError, match="has no checkpoint: the run has not ended"):
+    with pytest.raises(UsageError, match="has no checkpoint, because the run has not ended"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]

@@ -90,7 +90,7 @@ def test_the_last_good_checkpoint_stays_and_the_run_goes_on_from_it(
     said = diverging(job, run)
     step = max(record["step"] for record in lines(run) if record["event"] == "step")
     assert f"the run diverged in step {step + 1}: " in said
-    assert "Lower --learning-rate (now 1e+18)" in said
+    assert "a lower --learning-rate (now 1e+18)" in said
     assert checkpoints(run) == {f"checkpoints/step-{step:06d}": ""}
     assert all(record["loss"] is not None for record in lines(run) if record["event"] == "step")
     assert diverging(job, run, resume=True) == said

@@ -125,7 +125,7 @@ def test_merged_adapters_and_a_chat_template(tmp_path: Path, corpus_file: Path) 
     run = RunFolder.create(tmp_path / "runs", "adapted")
     job = JobSpec(str(source), str(corpus_file), 2, batch=2, seq=16, method="local", lora="r=4")
     train(job, run, TrainContext(None, lambda record: None))
-    with pytest.raises(UsageError, match="--gguf writes whole models; give --merge"):
+    with pytest.raises(UsageError, match="--gguf writes whole models; add --merge"):
         export_run(run, tmp_path / "out", gguf=True)
     export_run(run, tmp_path / "out", gguf=True, merge=True)
     model, tokenizer = read(tmp_path / "out")

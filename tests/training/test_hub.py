@@ -50,7 +50,7 @@ def test_a_downloaded_model_has_its_name_on_the_hub(downloads: Path) -> None:
     assert source.folder is not None
     assert source.folder.name == REVISION
     shutil.rmtree(downloads)
-    with pytest.raises(UsageError, match=rf"run `hf download {NAME}`, and try again"):
+    with pytest.raises(UsageError, match=rf"run `hf download {NAME}` and try again"):
         resolve_model(NAME)
 
 
@@ -186,7 +186,7 @@ def test_adapters_are_uploaded_if_others_can_find_their_model(
     assert b"/hub/" not in hub.files["adapter_config.json"]
     hub.asked.clear()
     run = adapted(tmp_path / "folder", corpus_file, str(save_model(tmp_path / "model")))
-    with pytest.raises(UsageError, match=r"which others do not have; give --merge"):
+    with pytest.raises(UsageError, match=r"which others do not have; add --merge"):
         CliRunner().invoke(
             app, ["export", str(run.path), "--push-to-hub", NAME], catch_exceptions=False
         )
@@ -201,6 +201,6 @@ def test_a_hub_that_refuses_is_one_sentence_before_anything_is_written(
     hub.refuses = 401
     run = trained(tmp_path, corpus_file, "llama-nano", steps=1)
     command = ["export", str(run.path), str(tmp_path / "out"), "--push-to-hub", name]
-    with pytest.raises(CleaveError, match=rf"--push-to-hub {name} failed \(.*\): check the name"):
+    with pytest.raises(CleaveError, match=rf"--push-to-hub {name} failed \(.*\); check the name"):
         CliRunner().invoke(app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()

@@ -49,12 +49,12 @@ def test_what_it_reads(rank: int, alpha: float, targets: list[str], dora: bool) 
     ("text", "says"),
     [
         ("rank=4", "'rank=4'; choose from r, alpha"),
-        ("r=0", "r=0; give a whole number"),
+        ("r=0", "r=0; use a whole number"),
         ("r=4,r=8", "r twice"),
-        ("r=4,alpha=nan", "alpha=nan; give a number above 0"),
-        ("targets=q_proj++v_proj", "give names of linear layers with +"),
-        ("dropout=1", "dropout=1; give a probability"),
-        ("dora=maybe", "dora=maybe; give true or false"),
+        ("r=4,alpha=nan", "alpha=nan; use a number above 0"),
+        ("targets=q_proj++v_proj", "use names of linear layers with +"),
+        ("dropout=1", "dropout=1; use a probability"),
+        ("dora=maybe", "dora=maybe; use true or false"),
         ("r=4,dropout=0.1", "--lora has dropout"),
     ],
 )

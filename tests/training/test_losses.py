@@ -28,7 +28,7 @@ from tests.training.runs import notes_of, steps_of, trained
 
 @pytest.mark.parametrize("name", ["eval_data", "keep_best", "early_stop"])
 def test_without_held_out_losses_it_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="needs held-out losses; give --eval-every"):
+    with pytest.raises(UsageError, match="needs held-out losses; add --eval-every"):
         JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_a_resumed_run_may_have_held_out_losses_already(
     run.write_config(JobSpec("opt-nano", eval_every=5).to_dict())
     spec = JobRequest(changed, resume=str(run.path)).spec()
     assert spec == JobSpec("opt-nano", eval_every=5, **changed)
-    with pytest.raises(UsageError, match="setting 'steps' of a job is 'x', not int"):
+    with pytest.raises(UsageError, match="setting 'steps' of a job must be of type int, not 'x'"):
         JobRequest({"steps": "x"}, resume=str(run.path)).spec()
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_path_is_refused_before_a_tokenizer_is_made(
     monkeypatch.setattr(inputs, "default_tokenizer", lambda **_: pytest.fail("it was made"))
     none = str(tmp_path / "none.txt")
     job = JobSpec("opt-nano", **{given: none}, eval_every=1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="There is no file or folder"):
+    with pytest.raises(UsageError, match="there is no file or folder"):
         inputs.prepare(job, TrainContext(None, lambda record: None))
 
 

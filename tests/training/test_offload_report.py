@@ -135,7 +135,7 @@ def test_the_caller_chooses(fleet: Fleet) -> None:
     model = model_of("llama")
     report = cleave.offload(model, fleet, include=["model.layers.0.*"], exclude=["*.mlp.*"])
     assert {name.rsplit(".", 1)[0] for name in report.sent} == {"model.layers.0.self_attn"}
-    assert report.stayed["lm_head"].reason == "include and exclude leave it out"
+    assert report.stayed["lm_head"].reason == "include and exclude do not select it"
     cleave.restore(model)
     with pytest.raises(UsageError, match=r"no nn\.Linear .* that include and exclude select"):
         cleave.offload(model, fleet, include=["decoder.*"])
@@ -159,9 +159,9 @@ def test_small_products_are_done_here(fleet: Fleet) -> None:
     [
         (
             {"include": "lm_head"},
-            r"include is 'lm_head'; give a list of patterns, such as \['lm_head'\]",
+            r"include is 'lm_head'; use a list of patterns, such as \['lm_head'\]",
         ),
-        ({"min_flops": -1}, "min_flops is -1"),
+        ({"min_flops": -1}, "min_flops must be 0 or more operations, not -1"),
         ({"method": "stages", "exclude": ["lm_head"]}, "apply only to method 'tiles'"),
     ],
 )

@@ -240,10 +240,10 @@ def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
             "--optimizer is 'nonesuch'; use one of adamw, sgd, adafactor, muon",
         ),
         ({"optimizer": "sgd"}, "--optimizer sgd needs --learning-rate"),
-        ({"beta2": 1.0}, "--beta2 is 1.0; give a number from 0 to below 1"),
+        ({"beta2": 1.0}, "--beta2 must be a number from 0 to below 1, not 1.0"),
         ({"data": "a\udcff.txt"}, "--data is 'a\\udcff.txt', which is not UTF-8; rename the file"),
-        ({"warmup_steps": -2}, "--warmup-steps is -2; give -1 or more"),
-        ({"floor": 1.5}, "--floor is 1.5; give a number from 0 to 1"),
+        ({"warmup_steps": -2}, "--warmup-steps must be -1 or more, not -2"),
+        ({"floor": 1.5}, "--floor must be a number from 0 to 1, not 1.5"),
     ],
 )
 def test_a_job_that_asks_for_what_there_is_not(changed: dict[str, Any], said: str) -> None:

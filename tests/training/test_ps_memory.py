@@ -62,18 +62,18 @@ def test_several_servers_share_what_one_has_no_room_for(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("changed", "alone", "said"),
     [
-        ({"batch": 9999}, True, "--batch is 9999: a step needs .* give [0-9]+ or less"),
+        ({"batch": 9999}, True, "--batch is 9999, but a step needs .* use [0-9]+ or less"),
         (
             {"accumulate": 30_000, "method": "local"},
             False,
-            "--accumulate is 30000: .* give [0-9]+ or less",
+            "--accumulate is 30000, but .* use [0-9]+ or less",
         ),
-        ({"model": "opt-125m"}, False, "opt-125m with --seq 128 needs .* give a smaller model"),
+        ({"model": "opt-125m"}, False, "opt-125m with --seq 128 needs .* use a smaller model"),
         ({"lora": "r=999999"}, False, "--lora 999999 exceeds the width"),
-        ({"batch": 999_999_999}, False, "give 131,072 sequences or fewer"),
-        ({"accumulate": 999_999_999}, False, "give 131,072 sequences or fewer"),
+        ({"batch": 999_999_999}, False, "use 131,072 sequences or fewer"),
+        ({"accumulate": 999_999_999}, False, "use 131,072 sequences or fewer"),
         ({"seq": 99_999}, False, "exceeds the 256 positions"),
-        ({"steps": 10**30}, False, "--steps is 10+; give a number below"),
+        ({"steps": 10**30}, False, "--steps must be a number below .*, not 10+"),
     ],
 )
 def test_an_impossible_size_is_refused_before_anything_is_built(
@@ -100,7 +100,7 @@ def test_a_step_that_only_stages_have_room_for_is_refused_without_them(
     job = {"model": "opt-nano", "data": str(corpus_file), "batch": 400, "seq": 32, "steps": 1}
     runner = JobRunner(tmp_path)
     runner.check({"job": job})
-    with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="--batch is 400: a step"):
+    with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="--batch is 400, but a step"):
         runner.run({"job": job}, fleet, print, lambda: False)
 
 
@@ -111,7 +111,7 @@ def test_the_largest_batch_that_is_named_is_accepted(monkeypatch: pytest.MonkeyP
             check_memory(replace(job, batch=60_000), 1)
         most = int(str(refused.value).split()[-3])
         check_memory(replace(job, batch=most), 1)
-        with pytest.raises(UsageError, match=f"give {most} or less"):
+        with pytest.raises(UsageError, match=f"use {most} or less"):
             check_memory(replace(job, batch=most + 1), 1)
 
 
@@ -123,7 +123,7 @@ def test_the_largest_batch_that_is_named_is_accepted(monkeypatch: pytest.MonkeyP
         (
             {"memory": "sharded", "method": "local", "lora": "r=4,bits=4"},
             2,
-            "leave bits out",
+            "omit bits",
         ),
         ({"memory": "lean"}, 2, "use sharded"),
     ],

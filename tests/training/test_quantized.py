@@ -141,9 +141,9 @@ def test_adapters_change_nothing_at_first(dora: bool) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"method": "tiles"}, "tiles cannot use quantized weights; give --method stages"),
+        ({"method": "tiles"}, "tiles cannot use quantized weights; use --method stages"),
         ({"journal": True}, "--journal works only with tiles, which cannot use quant"),
-        ({"lora": "r=4,bits=5"}, "bits=5; give 4 or 8"),
+        ({"lora": "r=4,bits=5"}, "bits=5; use 4 or 8"),
     ],
 )
 def test_jobs_that_cannot_be_quantized_are_refused(changed: dict[str, Any], said: str) -> None:

@@ -155,7 +155,7 @@ def test_a_config_file_explains_numbers_that_stand_for_others(tmp_path: Path) ->
     run, job = RunFolder.create(tmp_path, "mine"), JobSpec("opt-nano", batch=2)
     run.write_config(job.to_dict(), job.comments())
     text = run.config_path.read_text()
-    assert "learning_rate = 0.0  # Peak learning rate; 0: the model's published rate.\n" in text
+    assert "learning_rate = 0.0  # Peak learning rate; 0 for the model's published rate.\n" in text
     assert "warmup_steps = -1  # Warm-up steps; -1 for a tenth" in text
     assert "batch = 2\n" in text
     assert JobSpec.from_dict(run.read_config()) == job
@@ -177,7 +177,7 @@ def test_a_run_without_a_checkpoint_is_resumed_only_to_restart(
     run = RunFolder.create(tmp_path, "mine")
     run.write_config(job_of(corpus_file).to_dict())
     runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
-    with pytest.raises(CleaveError, match=r"has no checkpoint: .*--restart"):
+    with pytest.raises(CleaveError, match=r"has no checkpoint, .*--restart"):
         runner.check(asked)
     for more in ("restart", "begin"):
         runner.check({**asked, more: True})
@@ -246,7 +246,7 @@ def test_what_changed_under_the_same_path_is_refused_unless_told(tmp_path: Path)
         change(model, data)
         before = run.metrics_path.read_bytes()
         more = replace(job, steps=step)
-        with pytest.raises(CleaveError, match=f"{said}.*or give --accept-changes"):
+        with pytest.raises(CleaveError, match=f"{said}.*or pass --accept-changes"):
             trained(more, run)
         assert run.metrics_path.read_bytes() == before
         # From now on it is what the run has.
@@ -336,7 +336,7 @@ def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
     run: RunFolder, corpus_file: Path
 ) -> None:
     run.metrics_path.write_text("years of work\n")
-    with pytest.raises(CleaveError, match="is not the metrics file of a run: move it away"):
+    with pytest.raises(CleaveError, match="is not the metrics file of a run; move it away"):
         trained(replace(one_step_job(corpus_file), steps=2), run)
     assert run.metrics_path.read_text() == "years of work\n"
 

@@ -63,7 +63,7 @@ def test_a_missing_or_damaged_config_is_one_sentence(
     run.path.mkdir(parents=True)
     for name in ("a", "b"):
         RunFolder.create(tmp_path / "runs", name).write_config({"seed": 1})
-    with pytest.raises(UsageError, match=r"no run folder '.*/c'; give one of .*runs/a, .*runs/b"):
+    with pytest.raises(UsageError, match=r"no run folder '.*/c'; use one of .*runs/a, .*runs/b"):
         RunFolder(tmp_path / "runs" / "c").read_config()
     run.config_path.write_text("seed = = 1")
     with pytest.raises(UsageError, match="damaged"):
@@ -109,7 +109,7 @@ def test_a_half_line_is_not_a_record_and_a_damaged_one_is_an_error(tmp_path: Pat
     run.metrics_path.write_text('{"step": 1}\n{"st')
     assert list(run.records()) == [{"step": 1}]
     run.metrics_path.write_text('{"step": 1}\n\0\0\0\n{"step": 2}\n{"event": "resumed"}\n')
-    with pytest.raises(CleaveError, match="Line 2"):
+    with pytest.raises(CleaveError, match="line 2"):
         list(run.records())
     run.rewind(2)
     assert list(run.records()) == [{"step": 1}, {"step": 2}, {"event": "resumed"}]

@@ -109,7 +109,7 @@ def test_a_prompt_that_is_too_long_ends_no_training(tmp_path: Path, corpus_file:
 
 @pytest.mark.parametrize("given", [{"sample_every": 2}, {"prompt": "x"}])
 def test_one_setting_needs_the_other(corpus_file: Path, given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"give a number of steps and a text, or neither"):
+    with pytest.raises(UsageError, match=r"set both or neither"):
         job_of("opt-nano", corpus_file, **given)
 
 

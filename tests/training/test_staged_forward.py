@@ -286,7 +286,9 @@ def test_a_pass_without_gradients_leaves_the_fleet_to_others() -> None:
         gradients(plain, ids)
         assert_close(model, plain, 3e-6)
         teacher(input_ids=ids)  # its backward pass never comes
-        with pytest.raises(UsageError, match=r"do its backward pass first, or cleave\.restore"):
+        with pytest.raises(
+            UsageError, match=r"run its backward pass first, or call cleave\.restore"
+        ):
             gradients(model, ids)
         cleave.restore(teacher)
         gradients(model, ids)

@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_only_a_remark(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [0, 256])
 def test_a_vocabulary_too_small_for_bytes_is_refused(tmp_path: Path, size: int) -> None:
-    with pytest.raises(UsageError, match=f"A vocabulary of {size} is too small"):
+    with pytest.raises(UsageError, match=f"a vocabulary of {size} is too small"):
         default_tokenizer(tmp_path, size)
 
 
@@ -153,11 +153,11 @@ def test_folders_without_a_tokenizer_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no tokenizer.json"):
         folder_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UsageError, match=r"has no tokenizer.json.*vocab.json and merges.txt: copy"):
+    with pytest.raises(UsageError, match=r"has no tokenizer.json.*vocab.json and merges.txt; copy"):
         folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UsageError, match=r"tokenizer.json' cannot be read as a tokenizer"):
         folder_tokenizer(tmp_path)
     word_level(["<unk>", "a"]).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UsageError, match='does not name an end-of-text token: add "eos_token"'):
+    with pytest.raises(UsageError, match='does not name an end-of-text token; add "eos_token"'):
         folder_tokenizer(tmp_path)

@@ -29,7 +29,7 @@ def test_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["tensorbord", "tensorboard,wandb", "wandb+", " "])
 def test_what_it_refuses(text: str) -> None:
-    with pytest.raises(UsageError, match="give tensorboard or wandb, or both with"):
+    with pytest.raises(UsageError, match="use tensorboard or wandb, or both with"):
         prepare(JobSpec("opt-nano", report_to=text), TrainContext(None, lambda record: None))
 
 

@@ -330,12 +330,21 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"line 1 of .* ends in '{letter}'"):
             read_questions(path)
     for command, said in (
-        (["eval", str(run.path)], "give either --data with a text, or --choices"),
+        (["eval", str(run.path)], "pass either --data with a text, or --choices"),
         (["eval", str(run.path), "--data", str(tmp_path / "no.txt")], "no file or folder"),
         (["eval", str(tmp_path), "--choices", str(path)], "is not a question"),
-        (["generate", str(run.path), "--prompt", "x", "--top-p", "0"], "--top-p is 0"),
-        (["generate", str(run.path), "--prompt", "x", "--seed", "-1"], "--seed is -1; give"),
-        (["generate", str(run.path), "--prompt", "x", "--tokens", str(10**30)], "--tokens is 1000"),
+        (
+            ["generate", str(run.path), "--prompt", "x", "--top-p", "0"],
+            "--top-p must be more than 0 and at most 1, not 0",
+        ),
+        (
+            ["generate", str(run.path), "--prompt", "x", "--seed", "-1"],
+            "--seed must be between 0 and 2**63 - 1, not -1",
+        ),
+        (
+            ["generate", str(run.path), "--prompt", "x", "--tokens", str(10**30)],
+            "--tokens must be between 0 and 2**63 - 1, not 1000",
+        ),
         (["generate", str(run.path), "--prompt", "x", "--devices", str(10**30)], "too many to em"),
         (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step needs a run"),
     ):

@@ -219,7 +219,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "is useless with --host 127.0.0.1"),
+        ((), "has no effect with --host 127.0.0.1"),
         (("--host", "0.0.0.0", "--tls-cert", "c.pem", "--tls-key", "k.pem"), "c.pem"),
     ],
 )

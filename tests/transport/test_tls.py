@@ -105,7 +105,7 @@ def test_a_kept_certificate_stays_until_it_has_to_go(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot be kept in .*file"):
+    with pytest.raises(UsageError, match=r"cannot be stored in .*file"):
         tls.kept_certificate(tmp_path / "file", ("localhost",), "localhost", NOW)
 
 

@@ -21,7 +21,7 @@ lengths = st.integers(1, 256)  # the shortest context of the models
 
 
 def test_three_gemms_of_one_linear() -> None:
-    with pytest.raises(UsageError, match="--seq is 0; give 1 or more"):
+    with pytest.raises(UsageError, match="--seq must be 1 or more, not 0"):
         step_gemms(find_model("opt-nano"), 8, 0)
     spec = find_model("opt-13b")
     assert step_flops(spec, 4, 1024) == pytest.approx(6 * spec.parameters * 4096, rel=0.03)

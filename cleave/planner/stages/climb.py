@@ -1,6 +1,6 @@
 """Local search for the assignment of layers and devices to stages.
 
-The search starts with several arrangements whose stages take about equally long. It then changes
+The search starts with several arrangements whose stages take about the same time. It then changes
 each arrangement for as long as a change shortens the step time estimated by `estimate.py`.
 """
 

@@ -91,7 +91,7 @@ def groupings(
 def _every(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers
 ) -> Iterator[Grouping]:
-    """Yield groupings of the fastest devices, some with too little memory for all layers."""
+    """Yield groupings of the fastest devices. Some groupings lack the memory for all layers."""
     every = np.arange(len(order))
     roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):
@@ -114,7 +114,7 @@ def _by_room(
     """Yield groupings for stages whose memory requirements differ.
 
     Each stage has about the same number of layers. The devices with the least memory are assigned
-    first, each to the currently slowest stage among those that fit in its memory.
+    first, each to the currently slowest stage that fits in its memory.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():

@@ -106,7 +106,7 @@ def ways_to_slice(
 def balanced(
     model: StageModel, plan: StagePlan, devices_by_id: Mapping[int, DeviceRates], ps: PsCompute
 ) -> tuple[PlannedStage, ...] | None:
-    """Return slices whose sizes give all devices of a plan the same computing time, if possible.
+    """Return slices whose sizes give all devices of a plan the same computing time.
 
     A device with much other work gets a small slice, or none.
 

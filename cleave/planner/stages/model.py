@@ -1,4 +1,4 @@
-"""The interface of stage planners: costs of models, stages and plans.
+"""The interface for stage planners: costs of models, stages and plans.
 
 A stage is a group of consecutive layers, together with the devices that train them.
 """

@@ -82,9 +82,9 @@ def held_by_device(
 
     Args:
         stages: all stages, followed by all slices of the loss.
-        kept_batches: numbers of micro-batches that each device retains besides those that it
-            computes; by default, none. Each retained micro-batch counts with the size for the
-            device's stage that retains the most.
+        kept_batches: numbers of micro-batches that each device retains without computing them; by
+            default, none. Each retained micro-batch counts with the size for the device's stage
+            that retains the most.
     """
     found: dict[int, int] = {}
     most: dict[int, int] = {}  # memory for the retained micro-batches
@@ -229,7 +229,7 @@ def predict(
         if needed > (offered := devices_by_id[device].memory_bytes):
             raise PlanError(
                 f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+                f"{needed / 1e6:.0f} MB; offer more memory, or assign it fewer layers"
             )
     parts: dict[int, list[PlannedStage]] = {}
     for stage in (*stages, *slices):

@@ -68,8 +68,8 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
         large = sum(d.memory_bytes >= one for d in devices)
         raise DeviceMemoryError(
             f"{len(model.layers)} layers and their optimizer state do not fit on {len(devices)} "
-            f"devices, and {large} of them can hold a layer ({one / 1e6:.0f} MB): connect devices "
-            f"with more memory, or use --state server"
+            f"devices, of which {large} can hold a layer ({one / 1e6:.0f} MB); connect devices "
+            "with more memory, or use --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
 

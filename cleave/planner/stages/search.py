@@ -67,8 +67,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     able = _able(tables, sorted(devices, key=lambda device: device.device))
     if len(able) <= len(model.cuts):
         raise PlanError(
-            f"layers that stay on the parameter server divide the others into "
-            f"{len(model.cuts) + 1} runs; each run needs its own device, and {len(able)} of "
+            "layers that stay on the parameter server divide the others into "
+            f"{len(model.cuts) + 1} runs; each run needs its own device, but only {len(able)} of "
             f"{len(devices)} can hold a layer"
         )
     judge = _Judge(model, {device.device: device for device in devices}, ps)
@@ -131,9 +131,9 @@ def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemory
     largest = float(tables.memory_of_layers.diagonal(1).max())
     why = f", because a single layer (or part) needs up to {largest / 1e6:.0f} MB on one device"
     return DeviceMemoryError(
-        f"the layers need about {needed / 1e6:.0f} MB of memory, and do not fit on "
-        f"{len(able)} devices with {offered / 1e6:.0f} MB in total"
-        f"{why if needed <= offered else ''}: connect more devices, or let them offer more memory"
+        f"the layers need about {needed / 1e6:.0f} MB of memory, but do not fit on {len(able)} "
+        f"devices with {offered / 1e6:.0f} MB in total{why if needed <= offered else ''}; connect "
+        "more devices, or let them offer more memory"
     )
 
 
@@ -149,7 +149,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
         most = max((device.memory_bytes for device in devices), default=0)
         raise DeviceMemoryError(
             f"a layer needs {least / 1e6:.0f} MB on a device, but the largest of {len(devices)} "
-            f"devices offers {most / 1e6:.0f} MB: connect a device with more memory"
+            f"devices offers {most / 1e6:.0f} MB; connect a device with more memory"
         )
     return able
 

@@ -101,7 +101,7 @@ class SimulatedDevice:
         going: requests whose results wait for the uplink, each with the sizes of its unsent
             results.
         received_s, computed_s, sent_s: times at which the device's downlink, processor and uplink
-            become free. `received_s` is used only if the PS's card limits no transfer.
+            become free. `received_s` is used only if the PS's network is unlimited.
         kept: for each value of `Keep`, the number of micro-batches retained in this way.
         went_back: whether the device's last request was a backward pass.
         delayed_s: total time in seconds by which the PS's work has delayed the device's graph runs.

@@ -235,7 +235,7 @@ class _Slabs:
         return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
-        """Return each slab's shortest time, in seconds, in which its devices can compute all rows.
+        """Return the shortest time, in seconds, that each slab's devices need to compute all rows.
 
         The number of rows is nearly linear in time, so bracketed secant steps converge fast.
         """

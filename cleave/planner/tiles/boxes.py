@@ -142,8 +142,8 @@ def _fit_memory(
         return [tile]
     if tile.volume == 1:
         raise PlanError(
-            f"device {device.device} offers {device.memory_bytes} bytes of memory, "
-            f"which is too little for any tile; remove it from the fleet"
+            f"device {device.device} offers {device.memory_bytes} bytes of memory, too little for "
+            "any tile; remove it from the fleet"
         )
     if need > budget * _MOST_PIECES:
         raise PlanError(

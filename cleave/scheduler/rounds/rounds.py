@@ -42,7 +42,7 @@ class LocalRounds:
         return set(self._workers)
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order is part of a round."""
+        """Return whether a task is part of a round."""
         return order.request.device in self._workers
 
     def busy(self, device: int) -> bool:
@@ -57,7 +57,10 @@ class LocalRounds:
         return {d for d in self._round.steps if d in self._workers and d not in self._parts}
 
     def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
-        """Begin a round on the devices in `work.steps` that are still connected."""
+        """Begin a round on the devices in `work.steps` that are still connected.
+
+        Return the instructions to carry out.
+        """
         last = self._round
         undone = last.steps.keys() if last is not None and not last.collected else ()
         self._round, self._began_s = work, now_s
@@ -95,7 +98,7 @@ class LocalRounds:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result, now_s: float
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order of a round."""
+        """Handle a device's answer to a task of a round. Return the instructions to carry out."""
         self.results += 1
         device, work = order.request.device, self._round
         worker = self._workers[device]
@@ -113,7 +116,10 @@ class LocalRounds:
         return [*worker.take(), *self.tick(now_s)]
 
     def tick(self, now_s: float) -> list[ForSteps]:
-        """Make late devices skip their remaining steps. Remove very late devices from the round."""
+        """Make late devices skip their remaining steps. Remove very late devices from the round.
+
+        Return the instructions to carry out.
+        """
         work, out = self._round, list[ForSteps]()
         if work is None:
             return []
@@ -132,7 +138,10 @@ class LocalRounds:
         return out + self._end_if_complete()
 
     def leave(self, device: int, reason: str) -> list[ForSteps]:
-        """Remove a device that left, failed or is draining from the round."""
+        """Remove a device that left, failed or is draining from the round.
+
+        Return the instructions to carry out.
+        """
         if device not in self._workers:
             return []
         if device in self._working:
@@ -140,7 +149,10 @@ class LocalRounds:
         return [*self._drop(device), *self._end_if_complete()]
 
     def end(self) -> list[ForSteps]:
-        """End the current round, and tell all devices to drop their arrays."""
+        """End the current round, and tell all devices to drop their arrays.
+
+        Return the instructions to carry out.
+        """
         self._round = None
         return [sent for device in list(self._workers) for sent in self._drop(device)]
 

@@ -27,7 +27,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWork:
-    """The graphs with which a device computes a parameter's difference and updates the parameter.
+    """The graphs that a device runs to compute a parameter's difference and update the parameter.
 
     `cleave.graphs.exchange_graphs` creates these graphs.
 
@@ -106,7 +106,7 @@ class InnerState:
 
 
 DeviceKey: TypeAlias = tuple[str, int | None]
-"""A device's name and its `Session.identity`, with which saved states find their device."""
+"""A device's name and its `Session.identity`. Saved states find their device by this pair."""
 
 
 @dataclass(frozen=True, slots=True)

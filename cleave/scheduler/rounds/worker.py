@@ -189,7 +189,7 @@ class LocalWorker(StageDevice):
         return StageRequest(kind, 0, self._plan, number, self.device)
 
     def arrived(self, order: StageOrder, run: int, payload: Any, compute_s: float) -> None:
-        """Record the answer to an order. `payload` is None if the order ran a graph."""
+        """Record the answer to a task. `payload` is None if the task ran a graph."""
         request = order.request
         request.answers.pop(run, None)
         self.answered(run)

@@ -54,7 +54,7 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Return the device's recorded ID, even in a link measurement; None if unknown."""
+        """Return the device's recorded ID, also for a link measurement; None without one."""
         return self.identity if self.identity is not None else self.measures
 
 
@@ -168,7 +168,7 @@ class SharedSecretAuth(Authenticator):
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Return whether any key equals the secret. The duration does not reveal which key matches."""
+    """Return whether any key equals the secret, in a time that does not reveal which one."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
@@ -183,5 +183,5 @@ def clean_text(text: str, most: int) -> str:
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are equal. The duration does not reveal where they differ."""
+    """Return whether two secrets are equal. The time taken does not reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -154,7 +154,7 @@ class Joining:
         max_devices: maximum number of connected devices; None if unlimited.
         observe: whether plans use each device's measured pace.
         coding: policy that selects the links on which payloads are compressed.
-        card: rates of the server's network card; None if they are not a limit.
+        card: rates of the server's network card; None if the card is not a bottleneck.
         expected: minimum number of devices that are assumed to share the network card.
     """
 
@@ -236,6 +236,8 @@ class Joining:
     ) -> Sequence[Decision]:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
+        Return the decisions to carry out.
+
         Args:
             returns: whether the PS knows which arrays the device still has from its last session.
             verify: whether the server verifies results. If so, the probe tests the device's
@@ -269,7 +271,10 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last result, make the device ready or send the rates."""
+        """Handle a probe result. After the last result, make the device ready or send the rates.
+
+        Return the decisions to carry out.
+        """
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed its arithmetic test: {probe.fault}"
@@ -286,7 +291,7 @@ class Joining:
     def probe_run_failed(
         self, session: Session, probe: Probe, message: messages.TaskError, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of the probe.
+        """Repeat a failed run of the probe. Return the decisions to carry out.
 
         Raises:
             ProtocolError: if too many consecutive runs fail, or the probe does not await this run.

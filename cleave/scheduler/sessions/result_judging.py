@@ -76,7 +76,7 @@ class Verification:
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Return whether to verify a result that has just arrived, if verification is active.
+        """Return whether to verify a result that has just arrived. Verification must be active.
 
         Args:
             rng: secret random generator, so that devices cannot predict which results are verified.
@@ -97,7 +97,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
     if isinstance(result, messages.Computed):
         return "" if of_graph else f"the result is missing: {rows}x{columns} {dtype} was requested"
     if of_graph:
-        return "it sent a result for an order that returns none"
+        return "it sent a result for a task that returns none"
     nbytes = payload_bytes(result.payload)
     form = (result.rows, result.columns, result.dtype, nbytes)
     if form == (rows, columns, dtype, task.output_bytes):
@@ -145,7 +145,10 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device if its penalty points reach the limit. `last` is the latest fault."""
+        """Quarantine a device if its penalty points reach the limit. `last` is the latest fault.
+
+        Return the decisions to carry out.
+        """
         reputation = session.reputation
         if not reputation.quarantined:
             return []

@@ -47,7 +47,10 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Count a failed run. Set the device aside if too many consecutive runs failed."""
+        """Count a failed run. Set the device aside if too many consecutive runs failed.
+
+        Return the decisions to carry out.
+        """
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -66,6 +69,8 @@ class Trials:
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
         """Start a READY device's trial if one is due. End a trial that takes too long.
+
+        Return the decisions to carry out.
 
         Args:
             alone: whether this is the only device that is available for tasks.
@@ -96,7 +101,10 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial. After the last result, make the device available again."""
+        """Handle a result of a trial. After the last result, make the device available again.
+
+        Return the decisions to carry out.
+        """
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed its arithmetic test: {trial.probe.fault}"
@@ -117,7 +125,10 @@ class Trials:
     def trial_run_failed(
         self, session: Session, trial: Trial, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of a trial. After too many failed runs in a row, end the trial."""
+        """Repeat a failed run of a trial. After too many failed runs in a row, end the trial.
+
+        Return the decisions to carry out.
+        """
         session.counters.failures += 1
         if again := trial.probe.failed(run, now_s):
             return [Send(session.id, m) for m in again]
@@ -126,7 +137,10 @@ class Trials:
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """End a failed trial and postpone the device's next trial."""
+        """End a failed trial and postpone the device's next trial.
+
+        Return the decisions to carry out.
+        """
         session.trial = None
         decisions: list[Decision] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:

@@ -111,7 +111,7 @@ class StageDevice(StagePasses):
         """Send a stage's trained state and request the repetition of the logged steps.
 
         If the device already has older state, it only repeats the steps that it missed. Steps
-        beyond the limit on orders in flight are requested later by `more_replay`.
+        beyond the limit on tasks in flight are requested later by `more_replay`.
         """
         resident = self._resident
         updates = self.updates_in(request.plan)
@@ -136,14 +136,14 @@ class StageDevice(StagePasses):
             self.forget_step(step.work, self.work, request.plan)
 
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
-        """Append logged steps to those that the request must repeat, and request them."""
+        """Append logged steps to the steps that the request must repeat, and request them."""
         for step in steps:
             request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
             request.replay.append((step, None))
         self.more_replay(request)
 
     def more_replay(self, request: StageRequest) -> None:
-        """Request more logged micro-batches and updates, up to the limit on orders in flight."""
+        """Request more logged micro-batches and updates, up to the limit on tasks in flight."""
         now = self.work
         while request.replay and len(request.answers) <= _REPLAYED * len(request.layers):
             step, batch = request.replay.popleft()
@@ -167,7 +167,7 @@ class StageDevice(StagePasses):
     def squares(self, request: StageRequest) -> None:
         """Request the sum of all squared elements of `request.sums`, unless there are no sums.
 
-        No order overwrites its inputs, so a failed order can be repeated alone.
+        No task overwrites its inputs, so a failed task can be repeated alone.
         """
         if array := self.sum_of_squares(request):
             self._fetch(request, names.SQUARES, array, 0, 1, 1, "fp32")

@@ -1,11 +1,11 @@
 """One device's arrays for stages, and the messages that create, return and drop them.
 
 Each array on a device is written once, except for gradient sums: a backward pass replaces the old
-sum with the new sum. A device executes orders in sequence, so each gradient is added exactly once.
+sum with the new sum. A device executes tasks in sequence, so each gradient is added exactly once.
 
-After a failed order, the device is in *careful mode*: the PS sends it one order at a time. If the
+After a failed task, the device is in *careful mode*: the PS sends it one task at a time. If the
 device has enough memory, it retains the old sums until a backward pass has computed the new sums,
-so that a failed order can be repeated alone.
+so that a failed task can be repeated alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cleave.scheduler.tiles.tasks import Task
 _PIECE_BYTES = 8 * 2**20  # maximum size of the rows of a sum in one message
 _AWAITED_BYTES = 16 * 2**20  # maximum size of sums in flight; a device stores them twice
 _FP32 = 4
-STEADY_AFTER: Final = 256  # number of consecutive completed orders that end a device's careful mode
+STEADY_AFTER: Final = 256  # number of consecutive completed tasks that end a device's careful mode
 
 
 class DeviceArrays:
@@ -54,9 +54,9 @@ class DeviceArrays:
         self._sent: dict[StageArray | StageGraph, int] = {}
         self._sizes: dict[int, int] = {}
         self._out: deque[SendStage] = deque()
-        self._asked: dict[int, SendStage] = {}  # key: run of an order in flight
+        self._asked: dict[int, SendStage] = {}  # key: run of a task in flight
         self._careful_bytes: int | None = None  # in careful mode, the device's total memory
-        self._done = 0  # consecutive completed orders
+        self._done = 0  # consecutive completed tasks
         self._snapshot: dict[StageArray, int] = {}  # wire IDs of state that is being returned
         # Number of updates in the trained state that is on the device, by array.
         self._updates: dict[StageArray, int] = {}
@@ -97,7 +97,7 @@ class DeviceArrays:
 
     @property
     def waits(self) -> bool:
-        """Return whether queued messages wait for the answer to an earlier order."""
+        """Return whether queued messages wait for the answer to an earlier task."""
         return bool(self._out)
 
     @property
@@ -105,24 +105,24 @@ class DeviceArrays:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Send one order at a time until `STEADY_AFTER` consecutive orders have completed.
+        """Send one task at a time until `STEADY_AFTER` consecutive tasks have completed.
 
         `memory_bytes` is the total memory that the device offers.
         """
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
-        """Record that the device completed an order."""
+        """Record that the device completed a task."""
         if self._asked.pop(run, None) is not None:
             self._done += 1
             if self._done >= STEADY_AFTER:
                 self._careful_bytes = None
 
     def ask_again(self, run: int, request: StageRequest) -> bool:
-        """Queue a failed order again, if that is safe.
+        """Queue a failed task again, if that is safe.
 
         Returns:
-            False if a later order may use the failed order's output, or if the order overwrites
+            False if a later task may use the failed task's output, or if the task overwrites
             one of its inputs.
         """
         failed = self._asked.pop(run, None)
@@ -146,13 +146,13 @@ class DeviceArrays:
         return True
 
     def start_over(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Cancel all orders in flight and drop all arrays and graphs that are not in `wanted`."""
+        """Cancel all tasks in flight and drop all arrays and graphs that are not in `wanted`."""
         if self._asked:
             self._send(messages.Cancel(tuple(self._asked)))
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Discard all orders without cancelling them. Drop arrays and graphs not in `wanted`."""
+        """Discard all tasks without cancelling them. Drop arrays and graphs not in `wanted`."""
         self._asked = {}
         kept = {*self._snapshot.values()}
         self._out = deque(
@@ -182,7 +182,7 @@ class DeviceArrays:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the device has answered all orders."""
+        """Return whether the device has answered all tasks."""
         return not self._asked
 
     def _is_resident(self, array: StageArray) -> bool:

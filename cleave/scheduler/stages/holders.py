@@ -209,7 +209,7 @@ class Holders:
     def returned(self, session: Session, *, in_step: bool) -> list[SendStage]:
         """Let a returned device continue with the arrays that it still has.
 
-        `in_step` says whether a step is running.
+        `in_step` says whether a step is running. Return the messages to send.
         """
         if session.held is not None and (kept := self._expected.get(session.arrays)):
             known = {id for id, _ in kept.state.values()}

@@ -41,7 +41,7 @@ class _Copy:
     """A copy of a stage's state on a hot spare.
 
     Attributes:
-        request: the request with which the hot spare repeats steps.
+        request: the hot spare's request, which repeats logged steps.
         updates: number of updates in the state once `request` has been answered.
         most: maximum number of steps left to repeat; with more, the device counts as too slow.
         step: the current step, once the device has begun to repeat it; None before.
@@ -138,6 +138,8 @@ class HotSpares:
     def begin(self, work: StepWork, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the steps logged since the last call.
 
+        Return the messages to send.
+
         Args:
             work: the step that has begun.
             holders: the devices that have a stage in this step.
@@ -155,7 +157,8 @@ class HotSpares:
     ) -> list[SendStage]:
         """Request that a stage's hot spare repeat micro-batches of the current step.
 
-        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped.
+        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped. Return
+        the messages to send.
 
         Args:
             step: the current step. Its optimizer coefficients are not known yet.
@@ -175,6 +178,8 @@ class HotSpares:
 
     def complete(self, step: LoggedStep, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the rest of a completed step, including its update.
+
+        Return the messages to send.
 
         Args:
             step: the completed step, with its optimizer coefficients.
@@ -268,12 +273,15 @@ class HotSpares:
         return chosen
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order was sent to a hot spare to follow a stage."""
+        """Return whether a task was sent to a hot spare to follow a stage."""
         copy = self._copies.get((order.request.device, order.request.stage))
         return copy is not None and copy.request is order.request
 
     def answered(self, order: StageOrder, run: int) -> list[SendStage]:
-        """Record the answer to an order. Request more logged passes."""
+        """Record the answer to a task. Request more logged passes.
+
+        Return the messages to send.
+        """
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         store.answered(run)
@@ -298,7 +306,9 @@ class HotSpares:
         return copy.request
 
     def failed(self, device: int, holders: Set[int]) -> list[SendStage]:
-        """Stop following stages with a device, because one of its orders failed.
+        """Stop using a device as a hot spare after one of its requests failed.
+
+        Return the messages to send.
 
         Args:
             holders: the devices that have a stage in the step.
@@ -309,7 +319,7 @@ class HotSpares:
         self.forget(device)
         store = self._stores[device]
         if device not in holders:
-            store.start_over()  # the next orders need the output of the one that failed
+            store.start_over()  # later requests need the output of the failed one
         return store.take()
 
     def forget(self, device: int) -> None:

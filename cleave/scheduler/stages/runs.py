@@ -179,13 +179,15 @@ class StageRuns:
     def begin(self, work: StepWork, now_s: float) -> list[ForSteps]:
         """Start a step on the planned devices that can still take part.
 
+        Return the instructions to carry out.
+
         Raises:
             UsageError: if another step is running.
         """
         if self._step is not None and not self._step.ended:
             raise UsageError(
-                "the fleet does another step by stages: do its backward pass first, or "
-                "cleave.restore its model"
+                "the fleet is running another step by stages; run its backward pass first, or call "
+                "cleave.restore on its model"
             )
         self._before = {s.id: replace(s.counters) for s in self._sessions.values()}
         for device, nbytes in self._before_renewal.items():
@@ -238,7 +240,8 @@ class StageRuns:
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
         """Begin to fetch the trained state after the last step.
 
-        Do nothing if an earlier snapshot is unfinished, or if no device has a stage's state.
+        Do nothing if an earlier snapshot is unfinished, or if no device has a stage's state. Return
+        the instructions to carry out.
 
         Args:
             work: the last step.
@@ -272,7 +275,10 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot; if `device` is given, only if it holds a part of it."""
+        """Abandon the current snapshot; if `device` is given, only if it holds a part of it.
+
+        Return the instructions to carry out.
+        """
         snapshot = self._snapshot
         if snapshot is None or (device is not None and not snapshot.involves(device)):
             return []
@@ -285,19 +291,28 @@ class StageRuns:
         return self.holders.hands_over(device, self._step, self.able.keys(), rates)
 
     def keep(self, session: Session, now_s: float) -> list[ForSteps]:
-        """Remember a disconnected device's trained state, in case the device returns."""
+        """Remember a disconnected device's trained state, in case the device returns.
+
+        Return the instructions to carry out.
+        """
         if not self.holders.keep(session, now_s):
             return []
         self._spares.forget(session.id)
         return self._abandon_snapshot(session.id)
 
     def returned(self, session: Session) -> list[ForSteps]:
-        """Let a returned device continue with the arrays that it still has."""
+        """Let a returned device continue with the arrays that it still has.
+
+        Return the instructions to carry out.
+        """
         in_step = self._step is not None and not self._step.ended
         return [*self.holders.returned(session, in_step=in_step), *self.changed()]
 
     def _returned_early(self) -> list[ForSteps]:
-        """Let devices that rejoined a restarted PS continue, or tell them to drop their arrays."""
+        """Let devices that rejoined a restarted PS continue, or tell them to drop their arrays.
+
+        Return the instructions to carry out.
+        """
         early = [s for s in self._sessions.values() if s.held is not None and not s.returning]
         ready = [s for s in early if s.state is DeviceState.READY]
         return [one for s in ready for one in self.holders.returned(s, in_step=False)]
@@ -311,20 +326,27 @@ class StageRuns:
         ]
 
     def expire(self, now_s: float) -> list[ForSteps]:
-        """Stop waiting for devices that have not returned in time."""
+        """Stop waiting for devices that have not returned in time.
+
+        Return the instructions to carry out.
+        """
         if not self.holders.expire(now_s):
             return []
         return [*self._returned_early(), *self.changed()]
 
     def expect_none(self) -> list[ForSteps]:
-        """Tell devices to drop state from before a restart of the PS, because other work begins."""
+        """Tell devices to drop state from before a restart of the PS, because other work begins.
+
+        Return the instructions to carry out.
+        """
         self.holders.expect(())
         return self._returned_early()
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices between steps. Do nothing while a step is running.
 
-        `arrays` maps arrays of the last step to the arrays that replace them.
+        `arrays` maps arrays of the last step to the arrays that replace them. Return the
+        instructions to carry out.
         """
         out: list[ForSteps] = []
         if self._step is not None and not self._step.ended:
@@ -337,15 +359,24 @@ class StageRuns:
         return out
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
-        """Pass an array from the training thread to `StageStep.give` of the current step."""
+        """Pass an array from the training thread to `StageStep.give` of the current step.
+
+        Return the instructions to carry out.
+        """
         return self._step.give(batch, made, after) if self._step is not None else []
 
     def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
-        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
+        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step.
+
+        Return the instructions to carry out.
+        """
         return self._step.update(scalars) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """Accept or reject the step's first suspect result. `reason` says what is wrong with it."""
+        """Accept or reject the step's first suspect result. `reason` says what is wrong with it.
+
+        Return the instructions to carry out.
+        """
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
@@ -357,7 +388,10 @@ class StageRuns:
         self._repeated, self._step = self.repeated, None
 
     def end(self) -> list[ForSteps]:
-        """End the current step and tell devices to drop all arrays for stages."""
+        """End the current step and tell devices to drop all arrays for stages.
+
+        Return the instructions to carry out.
+        """
         self.withdraw()
         out = self._abandon_snapshot()
         for store in self._stores.values():
@@ -437,7 +471,10 @@ class StageRuns:
         flops: int,
         now_s: float,
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order that required `flops` floating-point operations."""
+        """Handle a device's answer to a task that required `flops` floating-point operations.
+
+        Return the instructions to carry out.
+        """
         if answer.compute_s:
             spans = self._computed.setdefault(order.request.device, [])
             begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
@@ -460,12 +497,18 @@ class StageRuns:
         return [*out, *snapshot.more(order.request.device)] if snapshot is not None else out
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device failed. The device gets no more tasks in this step."""
+        """Record that a device failed. The device gets no more tasks in this step.
+
+        Return the instructions to carry out.
+        """
         out = [*self._abandon_snapshot(device), *self._spares.failed(device, self._holders)]
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat a failed order, or all of the device's unfinished passes if necessary."""
+        """Repeat a failed task, or all of the device's unfinished passes if necessary.
+
+        Return the instructions to carry out.
+        """
         out = self._abandon_snapshot(order.request.device)
         if of_spare := self._spares.owns(order):
             out += self._spares.failed(order.request.device, self._holders)
@@ -474,7 +517,7 @@ class StageRuns:
         return out + self._step.refused(order, run, of_spare=of_spare)
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left or is draining."""
+        """Record that a device left or is draining. Return the instructions to carry out."""
         self._before_renewal.pop(device, None)
         out = self._abandon_snapshot(device)
         self._spares.forget(device)
@@ -487,7 +530,10 @@ class StageRuns:
         return out
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after the operator marked or unmarked a connected device as their own."""
+        """Update the step after the operator marked or unmarked a connected device as their own.
+
+        Return the instructions to carry out.
+        """
         if self._any_device:
             return []
         if self._sessions[device].own:
@@ -500,7 +546,10 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available. Reconsider the hot spares."""
+        """Continue the step after a device became available. Reconsider the hot spares.
+
+        Return the instructions to carry out.
+        """
         if self._step is None:
             return []
         out, work = self._step.changed(), self._step.work

@@ -45,7 +45,7 @@ class SnapshotRun:
         self._held_by = {n: s.holding(work.planned[n]) for n, s in holders.items()}
 
     def owns(self, order: StageOrder) -> bool:
-        """Return whether an order is part of this snapshot."""
+        """Return whether a task is part of this snapshot."""
         return self._requests.get(order.request.device) is order.request
 
     def involves(self, device: int) -> bool:
@@ -53,7 +53,10 @@ class SnapshotRun:
         return device in self._stores
 
     def more(self, device: int) -> list[SendStage]:
-        """Request a device's next block of rows, unless the device already owes one."""
+        """Request a device's next block of rows, unless the device already owes one.
+
+        Return the messages to send.
+        """
         request, store = self._requests.get(device), self._stores.get(device)
         if request is None or store is None or request.answers or not request.rest:
             return []
@@ -61,11 +64,14 @@ class SnapshotRun:
         return store.take()
 
     def begin(self) -> list[SendStage]:
-        """Request the first block of rows from each device."""
+        """Request the first block of rows from each device. Return the messages to send."""
         return [sent for device in self._requests for sent in self.more(device)]
 
     def arrived(self, order: StageOrder, run: int, payload: Any) -> list[SendStage]:
-        """Record a block of rows. If the device is idle, request its next block."""
+        """Record a block of rows. If the device is idle, request its next block.
+
+        Return the messages to send.
+        """
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         request.found[order.name] = self._keep(payload)
@@ -83,7 +89,10 @@ class SnapshotRun:
         return Snapshot(self.position, found, self._held_by)
 
     def abandon(self) -> list[SendStage]:
-        """Tell devices to drop the arrays that they keep only for the snapshot."""
+        """Tell devices to drop the arrays that they keep only for the snapshot.
+
+        Return the messages to send.
+        """
         out: list[SendStage] = []
         for store in self._stores.values():
             store.end_snapshot()

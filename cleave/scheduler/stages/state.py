@@ -276,4 +276,6 @@ class StageState:
         if len(held) != len(set(held)):
             raise AssertionError(f"a micro-batch is in two sums of {self.plan.named}")
         if set(held) != self.backward:
-            raise AssertionError(f"{self.plan.named} has sums of other micro-batches than it says")
+            raise AssertionError(
+                f"{self.plan.named} has sums of different micro-batches than it reports"
+            )

@@ -132,7 +132,10 @@ class StageStep:
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step: drop unneeded arrays, send parameters, and request the first passes."""
+        """Start the step: drop unneeded arrays, send parameters, and request the first passes.
+
+        Return the instructions to carry out.
+        """
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -151,7 +154,10 @@ class StageStep:
         return out
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Record an array that a device returned in answer to an order."""
+        """Record an array that a device returned in answer to a task.
+
+        Return the instructions to carry out.
+        """
         if order.request.kind is RequestKind.STATE and self.work.resident is not None:
             payload = self.work.resident.keep(payload)
         order.request.found[order.name] = payload
@@ -166,6 +172,8 @@ class StageStep:
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
         """Accept or reject the values of the first unresolved `Suspect`.
+
+        Return the instructions to carry out.
 
         Args:
             right: whether the values are correct. If not, the device counts as failed, and another
@@ -187,7 +195,10 @@ class StageStep:
         return out + self._go_on()
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device failed. The device gets no more tasks in this step."""
+        """Record that a device failed. The device gets no more tasks in this step.
+
+        Return the instructions to carry out.
+        """
         if device in self._failed:
             return []
         self.failures += 1
@@ -198,13 +209,13 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int, *, of_spare: bool = False) -> list[ForSteps]:
-        """Repeat an order that failed on a device.
+        """Repeat a task that failed on a device. Return the instructions to carry out.
 
-        If the order cannot be repeated alone, repeat all of the device's passes whose results have
+        If the task cannot be repeated alone, repeat all of the device's passes whose results have
         not arrived at the PS.
 
         Args:
-            of_spare: whether the order was for another stage, which the device followed.
+            of_spare: whether the task was for another stage, which the device followed.
         """
         request = order.request
         store = self._stores.get(request.device)
@@ -228,7 +239,10 @@ class StageStep:
         return self._go_on()
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left and that all arrays on the device are lost."""
+        """Record that a device left and that all arrays on the device are lost.
+
+        Return the instructions to carry out.
+        """
         self._stores.pop(device, None)
         if self.ended:
             out, self._out = self._out, []
@@ -257,7 +271,10 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available, because a stage may need a device."""
+        """Continue the step after a device became available, because a stage may need a device.
+
+        Return the instructions to carry out.
+        """
         if self.ended:
             return []
         if self._trained is not None:
@@ -266,6 +283,8 @@ class StageStep:
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
         """Record an array that the training thread computed for a micro-batch.
+
+        Return the instructions to carry out.
 
         Args:
             made: without `after`, the gradient of the last stage's output. With loss slices, the
@@ -289,7 +308,7 @@ class StageStep:
         return self._go_on()
 
     def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
-        """Tell devices to update their trained state.
+        """Tell devices to update their trained state. Return the instructions to carry out.
 
         Args:
             scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
@@ -354,7 +373,10 @@ class StageStep:
     # --- answers ---
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Record the answer to an order. The last answer of a request completes the request."""
+        """Record the answer to a task. The last answer of a request completes the request.
+
+        Return the instructions to carry out.
+        """
         request = order.request
         request.answers.pop(run, None)
         store = self._stores.get(request.device)
@@ -398,7 +420,7 @@ class StageStep:
     def _stands_out(self, request: StageRequest) -> dict[Place, float]:
         """Return the unusual magnitudes in a request's results, keyed by place."""
         if self._diverged or request not in self._requests or self._trained is not None:
-            return {}  # the PS lacks the weights with which it could repeat resident stages
+            return {}  # the PS lacks the weights that it would need to repeat resident stages
         return {p: size for p, size in request.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:
@@ -542,7 +564,10 @@ class StageStep:
     # --- scheduling ---
 
     def _go_on(self) -> list[ForSteps]:
-        """Request all passes that can start now. If the step is complete or has failed, end it."""
+        """Request all passes that can start now. If the step is complete or has failed, end it.
+
+        Return the instructions to carry out.
+        """
         if not self.ended and self.failures >= MAX_FAILURES:
             self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():

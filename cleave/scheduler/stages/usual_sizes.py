@@ -41,9 +41,9 @@ class UsualSizes:
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
 
     def of(self, place: Place) -> float | None:
-        """Return a place's usual magnitude; None if unknown.
+        """Return the usual magnitude of arrays at `place`; None if unknown.
 
-        If no usual magnitude is known for the layer, return the largest one of the other layers.
+        If none is known for the place's layer, return the largest one of the other layers.
         """
         what, of, layer = place
         others = self._usual.get((what, of), {})

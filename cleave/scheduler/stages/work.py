@@ -347,7 +347,7 @@ class RequestKind(Enum):
 class StageRequest:
     """A request to a device, for example for one pass of a micro-batch or for gradient sums.
 
-    A request consists of one or more orders, and the device answers each order.
+    A request consists of one or more tasks, and the device answers each task.
 
     Attributes:
         kept: wire IDs of retained arrays, with one entry for each layer, or for each sequence chunk
@@ -364,7 +364,7 @@ class StageRequest:
     # wire IDs of the gradient sums to which the backward pass adds
     sums: dict[SumName, int] = field(default_factory=dict)
     dx_wanted: bool = True  # whether the device returns the gradient of the stage's input
-    # maps each order in flight to the expected size of the answer in bytes
+    # maps each task in flight to the expected size of the answer in bytes
     answers: dict[int, int] = field(default_factory=dict)
     # blocks of gradient sums, trained state or differences that are not requested yet
     rest: deque[RowsPiece] = field(default_factory=deque)
@@ -377,7 +377,7 @@ class StageRequest:
     # maps a place to the largest magnitude returned; empty for emulated payloads
     sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
-    flops: int = 0  # FLOPs of all orders together
+    flops: int = 0  # FLOPs of all tasks together
 
     @property
     def steps_left(self) -> int:
@@ -404,21 +404,21 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """The PS's record of one order to a device, stored in `Task.detail`.
+    """The PS's record of one task of a stage request, stored in `Task.detail`.
 
     Attributes:
         rows, columns, out: shape and dtype of the requested array.
     """
 
     request: StageRequest
-    name: Any  # name of the requested array within the request; None if the order runs a graph
+    name: Any  # name of the requested array within the request; None if the task runs a graph
     rows: int = 0
     columns: int = 0
     out: str = ""
 
     @property
     def kind(self) -> TrafficKind:
-        """Return the traffic kind of the answer to this order."""
+        """Return the traffic kind of the answer to this task."""
         match self.request.kind:
             case RequestKind.SUMS | RequestKind.DIFFERENCE:
                 return TrafficKind.GRADIENTS

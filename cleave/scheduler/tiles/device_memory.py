@@ -103,7 +103,7 @@ class DeviceMemory:
                 self._drop(device, array)
 
     def clear(self, device: DeviceLoad) -> None:
-        """Drop a device's arrays, except those that its queued or running tasks need."""
+        """Drop the arrays of a device that its queued and running tasks do not need."""
         for array in list(device.held.values()):
             if not device.needed[array.id]:
                 self._drop(device, array)

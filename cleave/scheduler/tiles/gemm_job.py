@@ -78,7 +78,7 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """Return a name for display, with the shapes of A and B."""
+        """Return a display name: the shapes of A and B, such as `64×32 · 32×16`."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
@@ -296,7 +296,7 @@ class _Grid:
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid of the arrays, in the GEMM's orientation; None if they do not form a grid."""
+    """Return the grid of the arrays, in the GEMM's orientation; None without a grid."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):

@@ -53,7 +53,7 @@ class GemmTask:
 class Task:
     """One computation on one device, which produces one output block.
 
-    In a step by stages, a task is one order (`StageOrder`) with `job` 0 and no inputs.
+    In a step by stages, `detail` is a `StageOrder`, `job` is 0, and the task has no inputs.
 
     Attributes:
         input_ratio, output_ratio: compressed size divided by uncompressed size.

@@ -205,8 +205,8 @@ class DeviceAdmin:
     def _release(self, device: DeviceRecord) -> Answer:
         if device.standing is AccessStatus.REVOKED:
             raise UsageError(
-                f"{device.name} is revoked permanently; to let it join again, give it a join code "
-                f"(`cleave pair`)"
+                f"{device.name} is revoked permanently; to let it join again, create a join code "
+                "for it (`cleave pair`)"
             )
         if device.standing is not AccessStatus.QUARANTINED:
             raise UsageError(f"{device.name} is not in quarantine; nothing was changed")
@@ -218,8 +218,8 @@ class DeviceAdmin:
             raise UsageError("`own` must be a bool")
         if own and device.standing is AccessStatus.REVOKED:
             raise UsageError(
-                f"{device.name} is revoked permanently; to let it join again as your own, give it "
-                f"a join code (`cleave pair --own`)"
+                f"{device.name} is revoked permanently; to let it join again as your own, create a "
+                "join code for it (`cleave pair --own`)"
             )
         self._access.statuses.mark_own(device.id, device.name, own)
         if self.sessions is not None:

@@ -113,7 +113,9 @@ class OperatorSessions:
                     job = self.jobs.find(str(arguments.get("job", "")))
                     last = arguments.get("last", _RECORDS)
                     if not isinstance(last, int) or not 0 < last <= _RECORDS:
-                        raise UsageError(f"`last` is {last!r}; give 1 to {_RECORDS:,} records")
+                        raise UsageError(
+                            f"`last` must be between 1 and {_RECORDS:,} records, not {last!r}"
+                        )
                     data = {"job": job.id, "state": job.state.value, "records": job.records[-last:]}
                 case "status":
                     data = self._status()

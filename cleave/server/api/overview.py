@@ -47,7 +47,7 @@ class Look:
 
 
 class Rates:
-    """Counter snapshots from about the last `window_s` seconds, from which rates are computed.
+    """Counter snapshots from about the last `window_s` seconds, used to compute rates.
 
     All counters were 0 at time `began_s`.
     """
@@ -95,7 +95,7 @@ _MAX_JOB_NAME: Final = 50
 
 
 class Live(Protocol):
-    """Interface of the runtime that an overview describes. `LiveRuntime` implements it."""
+    """Interface for the runtime that an overview describes. `LiveRuntime` implements it."""
 
     manager: SessionManager
 
@@ -342,7 +342,10 @@ class Overview:
         return (rows + [_job_row(job) for job in jobs])[-MAX_JOBS:]
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return job `id` or, if `id` is empty, the running job or else the last started job."""
+        """Return job `id`.
+
+        If `id` is empty, return the running job, or else the last started job.
+        """
         if self.jobs is None:
             return None
         if id:

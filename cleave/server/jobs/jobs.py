@@ -159,7 +159,8 @@ class Jobs:
         for other in self.all() if name else ():
             if other.is_due and other.arguments.get("name") == name:
                 raise UsageError(
-                    f"{other.id}, which is queued, already has the name {name!r}; give another name"
+                    f"{other.id}, which is queued, already has the name {name!r}; choose another "
+                    "name"
                 )
         with self._lock:
             number = next(self._numbers)

@@ -37,8 +37,8 @@ class DataFolder:
             self._lock = Lock(path / LOCK)
         except LockedError as error:
             raise FolderInUseError(
-                f"another server uses the folder {path} ({error.holder}); stop it, or give --data "
-                f"another folder"
+                f"another server uses the folder {path} ({error.holder}); stop it, or pass another "
+                "folder with --data"
             ) from None
         except OSError as error:
             raise _unusable(path, error) from None
@@ -117,5 +117,5 @@ def default_folder() -> Path:
 def _unusable(path: Path, error: Exception) -> CleaveError:
     reason = getattr(error, "strerror", None) or error  # an OSError's text names the path again
     return CleaveError(
-        f"{path} cannot be used ({reason}); repair it, or give --data another folder"
+        f"{path} cannot be used ({reason}); repair it, or pass another folder with --data"
     )

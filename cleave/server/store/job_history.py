@@ -95,7 +95,7 @@ class JobHistory:
             return with_successors([self._jobs[number] for number in sorted(self._jobs)])
 
     def left_unfinished(self) -> list[StoredJob]:
-        """Return the jobs that earlier servers left unfinished, those that had begun first.
+        """Return the jobs that earlier servers left unfinished. Started jobs come first.
 
         Omit jobs that an operator stopped or paused, and jobs whose run a later job resumed.
         """

@@ -263,9 +263,9 @@ class Store:
             latest = FIRST_VERSION + len(migrations) - 1
             if version and not FIRST_VERSION <= version <= latest:
                 raise StoreError(
-                    f"the server's store {self._path} has version {version}; this Cleave "
+                    f"the server's store {self._path} has version {version}, but this Cleave "
                     f"supports {FIRST_VERSION} to {latest}; install the Cleave version that wrote "
-                    f"it, or choose another folder with --data"
+                    "it, or choose another folder with --data"
                 )
             for migration in migrations[version and version - FIRST_VERSION + 1 :]:
                 for statement in migration:

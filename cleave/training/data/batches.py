@@ -51,7 +51,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """Interface of the tokenizers that `build_corpus` accepts, such as `TextTokenizer`."""
+    """Interface for tokenizers that `build_corpus` accepts, such as `TextTokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -92,14 +92,14 @@ class Corpus:
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
                 raise UsageError(
-                    f"The {name} split has {len(tokens)} tokens, but one sequence of {seq} "
-                    f"needs {seq + 1}: give more text, or a shorter sequence length."
+                    f"the {name} split has {len(tokens)} tokens, but one sequence of {seq} needs "
+                    f"{seq + 1}; use more text, or a shorter sequence length"
                 )
             if name == "training" or judged:
                 try:
                     _learned_rows(tokens, seq, separate=separate)
                 except UsageError as error:
-                    raise UsageError(f"In the {name} split: {error}") from None
+                    raise UsageError(f"in the {name} split, {error}") from None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class BatchLoader:
     ) -> None:
         _check_sizes(batch, seq)
         if seed < 0:
-            raise UsageError(f"The seed is {seed}: it must be 0 or more.")
+            raise UsageError(f"the seed must be 0 or more, not {seed}")
         self._tokens = tokens
         self._batch = batch
         self._seq = seq
@@ -175,8 +175,8 @@ class BatchLoader:
         """Continue at a position that `state()` returned for the same data and arguments."""
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
-                f"Position {state.position} of epoch {state.epoch} does not exist in data with "
-                f"{self._count} sequences: resume with the run's original data."
+                f"position {state.position} of epoch {state.epoch} does not exist in data with "
+                f"{self._count} sequences; resume with the run's original data"
             )
         self._epoch = state.epoch
         self._position = state.position
@@ -253,7 +253,7 @@ def build_corpus(
     """
     if not 0 < validation_fraction < 1:
         raise UsageError(
-            f"The validation fraction is {validation_fraction}: it must lie between 0 and 1."
+            f"the validation fraction must be between 0 and 1, not {validation_fraction}"
         )
     tell = progress or (lambda text: None)
 
@@ -277,7 +277,7 @@ def build_corpus(
 def _check_sizes(batch: int, seq: int) -> None:
     if batch < 1 or seq < 1:
         raise UsageError(
-            f"The batch size is {batch} and the sequence length {seq}: both must be at least 1."
+            f"the batch size and the sequence length must be at least 1, not {batch} and {seq}"
         )
 
 
@@ -286,16 +286,16 @@ def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np
     count = (len(tokens) - 1) // seq
     if count < 1:
         raise UsageError(
-            f"{len(tokens)} tokens contain no sequence of {seq}, which needs {seq + 1}: "
-            "give more text, or a shorter sequence length."
+            f"{len(tokens)} tokens contain no sequence of {seq}, which needs {seq + 1}; use more "
+            "text, or a shorter sequence length"
         )
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
     learned = (labels >= 0) & (labels < START) if separate else labels >= 0
     rows = np.flatnonzero(learned.any(axis=1))
     if not len(rows):
         raise UsageError(
-            f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
-            "sequence length."
+            f"no sequence of {seq} tokens has an answer to learn; use more text, or a longer "
+            "sequence length"
         )
     return rows
 
@@ -468,8 +468,8 @@ def _with_enough(
     if len(tokens) < 2 * min_tokens:
         name = "Python's standard library" if source is None else repr(source)
         raise UsageError(
-            f"The text of {name} has only {len(tokens)} tokens, but training and validation need "
-            f"{min_tokens} each: give more text, or a shorter sequence length."
+            f"the text of {name} has only {len(tokens)} tokens, but training and validation need "
+            f"{min_tokens} each; use more text, or a shorter sequence length"
         )
     held_out = max(min_tokens, round(validation_fraction * len(tokens)))
     cut = len(tokens) - min(held_out, len(tokens) - min_tokens)

@@ -66,7 +66,7 @@ Document: TypeAlias = str | Conversation | Completion
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Convert a record of a file or data set to a document.
 
-    `where` is the place of the record in its source, such as "Line 3 of 'a.jsonl'".
+    `where` is the place of the record in its source, such as "line 3 of 'a.jsonl'".
 
     Raises:
         UsageError: if the record contains no valid document. The message has no subject: the caller
@@ -83,21 +83,25 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
             if isinstance(prompt, list) and isinstance(completion, list):
                 return _conversation([*prompt, *completion], record.get("tools"), where)
             raise UsageError(
-                'has a "prompt" and a "completion" that are neither both strings nor both lists of '
-                "messages: use the same form for both."
+                'has a "prompt" and a "completion" of different or unsupported types; use strings '
+                "or lists of messages for both"
             )
         case (name,) if isinstance(text := record[name], str):
             return str(clean(text))
         case (name,):
             raise UsageError(
-                f'has {_kind(record[name])} as "{name}", not a string: give the text as a string.'
+                f'has a "{name}" of type {_kind(record[name])}, not a string; store the text as a '
+                "string"
             )
     for names in FIELDS:
         if all(name in record for name in names):
             empty = next(name for name in names if record[name] is None)
-            raise UsageError(f'has null as "{empty}": give it a value, or remove the record.')
+            raise UsageError(f'has a "{empty}" that is null; set its value, or remove the record')
     listed = ", ".join(repr(name) for name in record) or "none"
-    raise UsageError(f"has no {FIELDS_TEXT}; its fields are {listed}: rename them.")
+    raise UsageError(
+        f"has none of the fields {FIELDS_TEXT}; it has {listed}; rename the field with the text to "
+        "one of the supported names"
+    )
 
 
 def clean(value: Any) -> Any:
@@ -120,12 +124,13 @@ def _conversation(messages: Any, tools: Any, where: str) -> Conversation:
         isinstance(each, dict) and isinstance(each.get("role"), str) for each in messages
     ):
         raise UsageError(
-            'has "messages" that are not a list of objects with a "role" and a "content", both '
-            'strings: write them as [{"role": "user", "content": ...}, ...].'
+            'has invalid "messages", which must be a list of objects, each with a string "role", '
+            'such as [{"role": "user", "content": ...}, ...]'
         )
     if not any(message["role"] == _ASSISTANT for message in messages):
         raise UsageError(
-            f'has no message with the role "{_ASSISTANT}": the model would learn nothing.'
+            f'has no message with the role "{_ASSISTANT}", so the model would learn nothing; add '
+            "one, or remove the record"
         )
     held = (_message(message, number) for number, message in enumerate(messages, start=1))
     return Conversation(tuple(held), _tools(tools), where)
@@ -138,11 +143,11 @@ def _message(message: Mapping[str, Any], number: int) -> Message:
     if isinstance(content, list):
         cleaned["content"] = "".join(_text_of_part(part, number) for part in content)
     elif content is None and not cleaned.get("tool_calls"):
-        raise UsageError(f'has no "content" in message {number}: give it a string.')
+        raise UsageError(f'has no "content" in message {number}; add a string')
     elif not isinstance(content, str | None):
         raise UsageError(
-            f'has {_kind(content)} as the "content" of message {number}: give a string, or a '
-            'list of parts such as {"type": "text", "text": ...}.'
+            f'has a "content" of type {_kind(content)} in message {number}; use a string, or a '
+            'list of parts such as {"type": "text", "text": ...}'
         )
     return cleaned
 
@@ -152,12 +157,13 @@ def _text_of_part(part: Any, number: int) -> str:
     if kind != "text":
         found = _kind(part) if kind is None else f"a part of type {kind!r}"
         raise UsageError(
-            f"has {found} in message {number}, but only parts of type 'text' can be learned: "
-            "remove it, or describe it in text."
+            f"has {found} in message {number}, but only parts of type 'text' can be learned; "
+            "remove it, or describe it in text"
         )
     if not isinstance(text := part.get("text"), str):
         raise UsageError(
-            f'has {_kind(text)} as the "text" of a part of message {number}: give it a string.'
+            f"has a part of type 'text' in message {number} whose \"text\" is of type "
+            f"{_kind(text)}; use a string"
         )
     return text
 
@@ -168,13 +174,13 @@ def _tools(tools: Any) -> tuple[Any, ...] | None:
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
-            raise UsageError(f'has "tools" that are not JSON ({error}): give a list.') from None
+            raise UsageError(f'has "tools" that are not valid JSON ({error}); use a list') from None
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(
-            'has "tools" that are not a list of objects: describe each tool as an object, in the '
-            "format of chat templates."
+            'has "tools" that are not a list of objects; describe each tool as an object, in the '
+            "format of chat templates"
         )
     return tuple(clean(tools))
 
@@ -251,8 +257,8 @@ def _shared(one: str, other: str) -> int:
 def _not_found(number: int) -> UsageError:
     return UsageError(
         f"the chat template renders message {number + 1} of a conversation differently when it "
-        f"comes last, so its answer cannot be located; give conversations with one answer, at the "
-        f"end, or a template that marks answers with {{% generation %}}"
+        "comes last, so its answer cannot be located; use conversations with one answer, at the "
+        "end, or a template that marks answers with {% generation %}"
     )
 
 
@@ -324,9 +330,9 @@ class ChatTemplate:
             return tokenizer.apply_chat_template(given, tools=listed, **how)
         except Exception as error:  # templates raise errors of any kind
             raise UsageError(
-                f"The chat template in {str(self._folder)!r} cannot render a conversation "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
-                "check the roles of its messages and their order."
+                f"the chat template in {str(self._folder)!r} cannot render a conversation "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); check "
+                "the roles and order of the messages"
             ) from error
 
 

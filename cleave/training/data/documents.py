@@ -78,7 +78,7 @@ def _path_of(source: str) -> Path | None:
     if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES | {".json"}:
         return None
     where = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
-    raise UsageError(f"There is no file or folder {source!r}{where}: check the path.")
+    raise UsageError(f"there is no file or folder {source!r}{where}; check the path")
 
 
 def _nonempty(documents: Iterable[Document], name: str) -> Iterator[Document]:
@@ -88,7 +88,7 @@ def _nonempty(documents: Iterable[Document], name: str) -> Iterator[Document]:
             found = True
             yield document
     if not found:
-        raise UsageError(f"There is no text in {name}: give a source with text.")
+        raise UsageError(f"there is no text in {name}; use a source with text")
 
 
 def _standard_library() -> Iterator[str]:
@@ -103,8 +103,8 @@ def _read_folder(folder: Path) -> Iterator[Document]:
     chosen = [path for path in paths if path.suffix.lower() in _SUFFIXES]
     if not chosen:
         raise UsageError(
-            f"The folder {str(folder)!r} has no text files (.txt, .md, .py, .jsonl, .parquet and "
-            "the like): give a folder with text files."
+            f"the folder {str(folder)!r} has no text files (.txt, .md, .py, .jsonl, .parquet and "
+            "the like); use a folder with text files"
         )
     for path in chosen:
         if path.suffix.lower() in _TEXT_SUFFIXES:
@@ -156,7 +156,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
             for number, line in enumerate(lines, start=1):
                 if line.isspace():
                     continue
-                where = f"Line {number} of {str(path)!r}"
+                where = f"line {number} of {str(path)!r}"
                 record = _parsed(line, where, "each line must be a JSON object")
                 yield _document_of(where, record)
     except UnicodeDecodeError as error:
@@ -173,7 +173,7 @@ def _read_json(path: Path) -> Iterator[Document]:
         return
     records = _parsed(text, repr(str(path)), "write a list of objects, or one object per line")
     for number, record in enumerate(records, start=1):
-        yield _document_of(f"Item {number} of {str(path)!r}", record)
+        yield _document_of(f"item {number} of {str(path)!r}", record)
 
 
 def _parsed(text: str, where: str, advice: str) -> Any:
@@ -181,12 +181,12 @@ def _parsed(text: str, where: str, advice: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}): {advice}.") from None
+        raise UsageError(f"{where} is not valid JSON ({error}); {advice}") from None
 
 
 def _document_of(where: str, record: Any) -> Document:
     if not isinstance(record, dict):
-        raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
+        raise UsageError(f'{where} is not a JSON object; write it as {{"text": ...}}')
     try:
         return document_of(record, where)
     except UsageError as error:
@@ -205,19 +205,19 @@ def _read_parquet(path: Path) -> Iterator[Document]:
             fields = [name for f in FIELDS if set(f) <= set(columns) for name in f]
             if not fields:
                 raise UsageError(
-                    f"{str(path)!r} has no column {FIELDS_TEXT}; its columns are "
-                    f"{', '.join(map(repr, columns)) or 'none'}: rename the "
-                    f"column that contains the text."
+                    f"{str(path)!r} has none of the columns {FIELDS_TEXT}; it has "
+                    f"{', '.join(map(repr, columns)) or 'none'}; rename the column with the text "
+                    "to one of the supported names"
                 )
             chosen = fields + [name for name in ("tools",) if name in columns]
             row = 0
             for rows in file.iter_batches(columns=chosen, batch_size=1024):
                 for record in rows.to_pylist(maps_as_pydicts="strict"):
                     row += 1
-                    yield from _documents_of_row(f"Row {row} of {str(path)!r}", record)
+                    yield from _documents_of_row(f"row {row} of {str(path)!r}", record)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise UsageError(
-            f"{str(path)!r} cannot be read as Parquet ({_first_line(error)}): check the file."
+            f"{str(path)!r} cannot be read as Parquet ({_first_line(error)}); check the file"
         ) from error
 
 
@@ -236,8 +236,8 @@ def _read_dataset(name: str) -> Iterator[Document]:
 
 def _no_data_sets(name: str) -> UsageError:
     return UsageError(
-        f"There is no file or folder {name!r}: check the path, or, if it is the name of a data "
-        f"set, {to_install('datasets')}."
+        f"there is no file or folder {name!r}; check the path, or, if it is the name of a data "
+        f"set, {to_install('datasets')}"
     )
 
 
@@ -271,7 +271,7 @@ def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Do
             raise _unreachable(name, error) from error
         if row is None:
             return
-        yield from _documents_of_row(f"Row {number} of the data set {name!r}", row)
+        yield from _documents_of_row(f"row {number} of the data set {name!r}", row)
 
 
 def _first_line(error: Exception) -> str:
@@ -281,18 +281,18 @@ def _first_line(error: Exception) -> str:
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{str(path)!r} cannot be read ({error.strerror}): check the path and its permissions."
+        f"{str(path)!r} cannot be read ({error.strerror}); check the path and its permissions"
     )
 
 
 def _not_utf8(path: Path) -> UsageError:
     if path.suffix.lower() in _COMPRESSED:
-        return UsageError(f"{str(path)!r} is compressed: decompress it, and give the result.")
-    return UsageError(f"{str(path)!r} is not UTF-8 text: convert it, or give another file.")
+        return UsageError(f"{str(path)!r} is compressed; decompress it, and use the result")
+    return UsageError(f"{str(path)!r} is not UTF-8 text; convert it, or use another file")
 
 
 def _unreachable(name: str, error: Exception) -> UsageError:
     return UsageError(
-        f"There is no file or folder {name!r}, and it cannot be loaded as a data set "
-        f"({_first_line(error)}): check the name and the network, or give a local file."
+        f"there is no file or folder {name!r}, and it cannot be loaded as a data set "
+        f"({_first_line(error)}); check the name and the network, or use a local file"
     )

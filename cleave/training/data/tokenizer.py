@@ -113,8 +113,8 @@ class TextTokenizer:
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise UsageError(
-                'Conversations ("messages", or --chat) need a chat template, but the tokenizer has '
-                "none: use a model whose folder has a chat template, or plain text."
+                'conversations ("messages", or --chat) need a chat template, but the tokenizer has '
+                "none; use a model whose folder has a chat template, or plain text"
             )
         return self._template
 
@@ -147,8 +147,8 @@ def default_tokenizer(
     """
     if vocab_size <= _BYTES:
         raise UsageError(
-            f"A vocabulary of {vocab_size} is too small: the bytes and the end-of-text token take "
-            f"{_BYTES + 1}."
+            f"a vocabulary of {vocab_size} is too small; the bytes and the end-of-text token take "
+            f"{_BYTES + 1}"
         )
     path = (cache_dir or cache_folder()) / f"tokenizer-{vocab_size}-{python_fingerprint()}.json"
     if (kept := _load(path, vocab_size)) is not None:
@@ -158,8 +158,8 @@ def default_tokenizer(
     trained = _train(vocab_size)
     if trained.get_vocab_size() != vocab_size:
         raise UsageError(
-            f"A vocabulary of {vocab_size} is too large for the text of Python's standard "
-            f"library, which yields only {trained.get_vocab_size()}: choose at most this size."
+            f"a vocabulary of {vocab_size} is too large for the text of Python's standard library, "
+            f"which yields only {trained.get_vocab_size()}; choose at most this size"
         )
     try:
         write_atomically(path, trained.to_str().encode())
@@ -178,7 +178,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
             is unknown.
     """
     if not folder.is_dir():
-        raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
+        raise UsageError(f"there is no model folder {str(folder)!r}; check the path")
     path = folder / "tokenizer.json"
     eos_id: int | None = None
     if path.exists():
@@ -186,8 +186,8 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower class
             raise UsageError(
-                f"{str(path)!r} cannot be read as a tokenizer ({error}): "
-                "copy it from its source again."
+                f"{str(path)!r} cannot be read as a tokenizer ({error}); copy it from its source "
+                "again"
             ) from error
     else:
         tokenizer, eos_id = _from_transformers(folder)
@@ -195,8 +195,8 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
         eos_id = _end_of_text(folder, tokenizer)
     if eos_id is None:
         raise UsageError(
-            f"The tokenizer in {str(folder)!r} does not name an end-of-text token: "
-            'add "eos_token" to its tokenizer_config.json.'
+            f'the tokenizer in {str(folder)!r} does not name an end-of-text token; add "eos_token" '
+            "to its tokenizer_config.json"
         )
     stated = json_object(folder / "tokenizer_config.json").get("chat_template")
     talks = stated or (folder / "chat_template.jinja").is_file()
@@ -249,32 +249,32 @@ def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
 
 def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
     missing = (
-        f"The folder {str(folder)!r} has no tokenizer.json and no other tokenizer files that "
+        f"the folder {str(folder)!r} has no tokenizer.json and no other tokenizer files that "
         "transformers can read (vocab.json with merges.txt, or tokenizer.model)"
     )
     advice = "copy the model's tokenizer files there"
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise UsageError(f"{missing}, and transformers is not installed: {advice}.") from None
+        raise UsageError(f"{missing}, and transformers is not installed; {advice}") from None
     try:
         wrapped = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # unknown files raise errors of any kind
-        raise UsageError(f"{missing}: {advice}.") from error
+        raise UsageError(f"{missing}; {advice}") from error
     # If tokenizer files are missing, transformers creates an empty tokenizer without an error.
     declared: dict[str, str] = wrapped.vocab_files_names
     names = (name for name in declared.values() if name != "tokenizer.json")
     absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise UsageError(
-            f"The folder {str(folder)!r} has no tokenizer.json, and it cannot be created without "
-            f"{' and '.join(absent)}: {advice}."
+            f"the folder {str(folder)!r} has no tokenizer.json, and it cannot be created without "
+            f"{' and '.join(absent)}; {advice}"
         )
     tokenizer = getattr(wrapped, "backend_tokenizer", None)
     if not isinstance(tokenizer, Tokenizer):
-        raise UsageError(f"{missing} as a fast tokenizer: {advice}.")
+        raise UsageError(f"{missing} as a fast tokenizer; {advice}")
     return tokenizer, wrapped.eos_token_id
 
 

@@ -40,7 +40,7 @@ from cleave.scheduler.stages.work import StageGraph
 Found: TypeAlias = Mapping[str, Sequence[Any]]
 """The rows of each array that a device returned for a parameter, in order."""
 
-_MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they travel in one message
+_MOST_CODES: Final = 255 * 2**20  # codes are not floating-point, so they are sent in one message
 
 
 def returned(kind: ExchangeKind, rows: int, columns: int) -> list[Returned]:
@@ -64,7 +64,7 @@ def returned(kind: ExchangeKind, rows: int, columns: int) -> list[Returned]:
 
 
 def _form(kind: ExchangeKind, elements: int) -> Chunks | DType | int:
-    """Return how a parameter travels: in chunks, in a dtype, or in blocks of some elements."""
+    """Return how a parameter is sent: in chunks, in a dtype, or in blocks of elements."""
     if kind is ExchangeKind.FP32:
         return DType.FP32
     if kind is ExchangeKind.SPARSE and elements <= _MOST_CODES:
@@ -91,7 +91,7 @@ class Exchange:
         self._graph, self._array = graph, array
 
     def work(self, weight: StageArray) -> ExchangeWork:
-        """Return the graphs with which devices exchange a parameter."""
+        """Return the graphs that devices run to exchange a parameter."""
         form = _form(self.kind, weight.rows * weight.columns)
         match form:
             case Chunks():

@@ -4,7 +4,7 @@ In a round, each device trains the whole model alone for some steps. The server 
 devices' weights have changed, and an outer optimizer moves the server's weights accordingly.
 
 With several fragments or overlap, rounds are those of Streaming DiLoCo (arXiv 2501.18512): each
-exchanges one fragment of the model, and devices continue with their steps while weights travel.
+exchanges one fragment of the model, and devices continue with their steps during the exchange.
 
 A checkpoint contains the optimizer moments of devices if their upload is a small part of the time.
 A device with the same name and the same credential continues with them after `--resume`.
@@ -76,7 +76,7 @@ class LocalUpdates:
     """Trains a model by rounds of local updates on a fleet.
 
     Args:
-        rounds: how often and in which form weights travel.
+        rounds: how often and in which form weights are exchanged.
         stop: returns True if training must stop.
         note: called with messages for the user.
         presence: called when no device can take part, and when a device can again.
@@ -141,7 +141,7 @@ class LocalUpdates:
         rate: Callable[[int], float],
         step: Callable[[], list[Batch]],
     ) -> RoundWork:
-        """Return a round. Devices take turns to draw the data of their steps."""
+        """Return the next round. Devices take turns drawing the data for their steps."""
         drawn: dict[int, list[Sequence[Batch]]] = {device: [] for device in steps}
         for number in range(max(steps.values())):
             for device in drawn:
@@ -238,7 +238,10 @@ class LocalUpdates:
         try:
             result = self._result(work, lambda: runtime.now() > given_up_s)
         except AbandonedError:
-            self._note("the checkpoint lacks the devices' optimizer moments: they took too long")
+            self._note(
+                "the checkpoint lacks the devices' optimizer moments, because the devices took too "
+                "long to return them"
+            )
             return
         self._collected_s = runtime.now()
         for name, reason in result.lost.items():
@@ -247,7 +250,10 @@ class LocalUpdates:
             if moments := self._moments(part, dtype):
                 self._collected.append(moments)
             else:
-                self._note(f"the checkpoint lacks the optimizer moments of {part.name}: not finite")
+                self._note(
+                    f"the checkpoint lacks the optimizer moments of {part.name}, because they are "
+                    "not finite"
+                )
 
     def _moments(self, part: RoundPart, dtype: DType) -> _Moments | None:
         """Return the moments that a device has returned; None if no correct device has such."""
@@ -386,9 +392,14 @@ def local_updates(
         UsageError: if the job has no fleet, or devices cannot train the model alone.
     """
     if context.fleet is None:
-        raise UsageError("--method diloco needs devices; leave out --devices 0, or the method")
-    if context.ranks.count > 1 or not context.fleet.runtime.keeps_state:
-        raise UsageError("--method diloco works with one server; leave out --servers")
+        raise UsageError("--method diloco needs devices; omit --devices 0 or --method")
+    if context.ranks.count > 1:
+        raise UsageError("--method diloco supports only one server; omit --servers")
+    if not context.fleet.runtime.keeps_state:
+        raise UsageError(
+            "--method diloco cannot run when a server on Ray trains the model, because devices "
+            "cannot keep state between rounds; use --method stages"
+        )
     context.note(
         f"diloco is not exact: devices train alone for {job.every} steps, so the losses differ "
         f"from those of exact training"

@@ -1,4 +1,4 @@
-"""Prepares a model that devices hold whole: its graphs, its arrays and its parameters."""
+"""Prepare a model that devices hold whole: its graphs, its arrays and its parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cleave.training.stages.resident import coefficients, update_graph
 from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
 
 _FP32: Final = 4
-MIXED: Final = 0.5  # part of its own weights with which a device continues, as published
+MIXED: Final = 0.5  # share of its own weights in the mix from which a device continues
 _LOGIT_COPIES: Final = 3  # logits, their softmax and their gradient
 
 
@@ -47,7 +47,7 @@ class WholeModel:
         dtype: dtype in which devices may compute matrix products.
         rule: kind and settings of the devices' optimizer.
         clip: largest norm of gradients; 0 for no clipping.
-        rounds: how often and in which form weights travel.
+        rounds: how often and in which form weights are exchanged.
         progress: called with a description of each graph before its export.
 
     Attributes:
@@ -204,7 +204,7 @@ def _fragments(keys: Mapping[SumName, Tensor], count: int) -> list[list[SumName]
     layers = len({layer for layer, _ in keys if layer != LOSS_LAYER})
     if count > layers:
         raise UsageError(
-            f"--fragments is {count}, and the model has {layers} layers; give at most that"
+            f"--fragments is {count}, but the model has only {layers} layers; use at most that many"
         )
     found: list[list[SumName]] = [[] for _ in range(count)]
     for key in keys:

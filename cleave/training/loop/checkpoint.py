@@ -1,13 +1,14 @@
-"""Checkpoints, from which a run resumes after a crash.
+"""Save checkpoints, and load them to resume a run after a crash.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state
-    folder/step-000123/meta.json              step, checksum, metadata of the caller
+    folder/step-000123/meta.json              step, checksum, the caller's metadata
 
 A checkpoint is written to a temporary folder, which is renamed once all its data is on disk. A
 folder with the final name is therefore complete. Only one process at a time may write.
 
 Loading skips a damaged checkpoint but does not delete it, because it may be the only checkpoint. If
-a checkpoint cannot be read, loading raises an error and does not fall back to an older checkpoint.
+the operating system cannot read a checkpoint file (OSError), loading raises an error instead of
+using an older checkpoint, because the newer one may be intact.
 """
 
 import hashlib
@@ -48,8 +49,8 @@ class DamagedCheckpointError(CleaveError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"The checkpoint {str(path)!r} is damaged ({reason}): replace it with a copy, "
-            "continue from an older checkpoint, or start over."
+            f"the checkpoint {str(path)!r} is damaged ({reason}); replace it with a copy, continue "
+            "from an older checkpoint, or start over"
         )
         self.path = path
         self.reason = reason
@@ -173,7 +174,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
     tensors = _read_tensors(path, header)
     if name := first_not_finite(tensors):  # earlier versions wrote checkpoints of diverged runs
-        raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
+        raise DamagedCheckpointError(path, f"{name!r} is not finite, because the run had diverged")
     return LoadedCheckpoint(header.step, tensors, header.meta)
 
 
@@ -227,8 +228,8 @@ def set_aside(path: Path) -> Path:
         path.rename(aside)
     except OSError as error:
         raise CleaveError(
-            f"The damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
-            f"({error.strerror}): check that you may write there, or move it away."
+            f"the damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
+            f"({error.strerror}); check that you may write there, or move it away"
         ) from error
     return aside
 
@@ -333,8 +334,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(doomed)
     except OSError as error:
         warnings.warn(
-            f"The old checkpoint {str(path)!r} cannot be removed ({error.strerror}): "
-            "remove it by hand to free its space.",
+            f"the old checkpoint {str(path)!r} cannot be removed ({error.strerror}); remove it by "
+            "hand to free its space",
             stacklevel=3,
         )
 
@@ -353,11 +354,11 @@ def _read_header(path: Path) -> _Header:
     except ValueError as error:
         raise DamagedCheckpointError(path, f"{_META} is not JSON") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
-        raise DamagedCheckpointError(path, f"{_META} names no format version")
+        raise DamagedCheckpointError(path, f"{_META} has no valid format version")
     if fields["format"] > _FORMAT:
         raise CleaveError(
-            f"The checkpoint {str(path)!r} has format {fields['format']}, but this version of "
-            f"Cleave reads only formats up to {_FORMAT}: update Cleave."
+            f"the checkpoint {str(path)!r} has format {fields['format']}, but this version of "
+            f"Cleave reads only formats up to {_FORMAT}; update Cleave"
         )
     kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
     for field, kind in kinds.items():
@@ -382,7 +383,7 @@ def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
 
 def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
     return CleaveError(
-        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), but it "
-        "may be intact: fix the problem and try again, or move its folder away to "
-        "continue from an older checkpoint."
+        f"the checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), but it "
+        "may be intact; fix the problem and try again, or move its folder away to continue from an "
+        "older checkpoint"
     )

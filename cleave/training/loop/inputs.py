@@ -152,8 +152,8 @@ def check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoin
         )
     if not (job.journal and holds_beginning(run.path / JOURNAL)):
         raise CleaveError(
-            f"{where!r} has no checkpoint: the run ended before it wrote one; add --restart "
-            f"to start over at step 1"
+            f"{where!r} has no checkpoint, because the run ended before it wrote one; add "
+            "--restart to start over at step 1"
         )
 
 
@@ -167,9 +167,9 @@ def check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Data
         for name, value in each.items():
             if value != everyone[0][name]:
                 raise CleaveError(
-                    f"server {rank + 1} has another {name.replace('_', '-')} than server 1; "
-                    f"model, data and run folder must be the same on all servers, for example in a "
-                    f"shared folder"
+                    f"server {rank + 1} has a different {name.replace('_', '-')} from server 1; "
+                    "model, data and run folder must be the same on all servers, for example in a "
+                    "shared folder"
                 )
 
 
@@ -201,8 +201,8 @@ def changes_since(
     if changed and not accepted:
         raise CleaveError(
             f"this run used {_in_words(changed)} up to step {checkpoint.step}; restore the "
-            f"original inputs (the built-in tokenizer and text depend on the Python version), or "
-            f"give --accept-changes to continue with the current ones"
+            "original inputs (the built-in tokenizer and text depend on the Python version), or "
+            "pass --accept-changes to continue with the current ones"
         )
     if changed:
         context.note(f"continuing with {_in_words(changed)}")

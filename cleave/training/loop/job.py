@@ -48,8 +48,8 @@ class Interval:
         seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
         if not seconds:
             raise UsageError(
-                f"--checkpoint-every is {text!r}; give a number of steps, a time like 90s, 10min "
-                f"or 2h, or 0 for no checkpoints"
+                f"--checkpoint-every is {text!r}; use a number of steps, a time like 90s, 10min or "
+                "2h, or 0 for no checkpoints"
             )
         return cls(seconds=seconds)
 
@@ -92,7 +92,7 @@ class MemoryMode(Enum):
 class OffloadMode(Enum):
     """Which GEMMs the fleet computes with `--method tiles`.
 
-    ALL: every GEMM. AUTO: every GEMM except those that the PS is predicted to compute faster.
+    ALL: every GEMM. AUTO: every GEMM that the PS is not predicted to compute faster.
     """
 
     ALL = "all"
@@ -154,7 +154,7 @@ MAY_CHANGE: Final = (  # settings that may change when a run is resumed
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Help text and limits of a `JobSpec` field, from which the field's CLI option is generated.
+    """Help text and limits of a `JobSpec` field, used to generate the field's CLI option.
 
     Attributes:
         help: description of the field for `--help`.
@@ -176,7 +176,7 @@ class Setting:
     def check(self, option: str, value: Any) -> None:
         """Raise UsageError if the value of `option` is out of range or not among the choices."""
         if isinstance(value, int) and abs(value) >= _MOST_NUMBER:
-            raise UsageError(f"{option} is {value}; give a number below {_MOST_NUMBER:,}")
+            raise UsageError(f"{option} must be a number below {_MOST_NUMBER:,}, not {value}")
         if self.choices is not None:
             values = [member.value for member in self.choices]
             if value not in values:
@@ -187,7 +187,7 @@ class Setting:
         most = math.inf if self.most is None else self.most
         below = math.inf if self.below is None else self.below
         if not (self.least <= value <= most and value < below):
-            raise UsageError(f"{option} is {value}; give {self._range}")
+            raise UsageError(f"{option} must be {self._range}, not {value}")
 
     @property
     def _range(self) -> str:
@@ -225,14 +225,17 @@ class JobSpec:
     seq: int = _setting(128, "Tokens per sequence.", common=True, least=1)
     packing: str = _setting(
         "joined",
-        "How documents share a sequence: joined, or separate (none sees another).",
+        "How documents share a sequence: joined, or separate (documents do not attend to each "
+        "other).",
         choices=Packing,
     )
     accumulate: int = _setting(1, "Micro-batches per step.", common=True, least=1)
-    dtype: str = _setting("fp32", "fp32, bf16 or fp16.", common=True, choices=Precision)
+    dtype: str = _setting(
+        "fp32", "Dtype of the computation: fp32, bf16 or fp16.", common=True, choices=Precision
+    )
     learning_rate: float = _setting(
         0.0,
-        "Peak learning rate; 0: the model's published rate.",
+        "Peak learning rate; 0 for the model's published rate.",
         "--learning-rate",
         "--lr",
         common=True,
@@ -242,7 +245,9 @@ class JobSpec:
         -1, "Warm-up steps; -1 for a tenth of the run, at most 100.", least=-1
     )
     schedule: str = _setting(
-        "cosine", "After the warm-up: cosine, linear, constant, or wsd.", choices=Decay
+        "cosine",
+        "Learning-rate schedule after the warm-up: cosine, linear, constant or wsd.",
+        choices=Decay,
     )
     floor: float = _setting(0.1, "Final learning rate, as a share of the peak.", least=0, most=1)
     decay_steps: int = _setting(
@@ -254,7 +259,9 @@ class JobSpec:
         "the frozen weights are quantized (QLoRA).",
         common=True,
     )
-    optimizer: str = _setting("adamw", "adamw, sgd, adafactor, or muon.", choices=OptimizerKind)
+    optimizer: str = _setting(
+        "adamw", "Optimizer: adamw, sgd, adafactor or muon.", choices=OptimizerKind
+    )
     beta1: float = _setting(
         0.9, "First beta of AdamW; sgd and adafactor ignore it.", least=0, below=1
     )
@@ -264,7 +271,9 @@ class JobSpec:
     momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
     weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
     clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
-    seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True, least=0)
+    seed: int = _setting(
+        0, "Random seed for weights, dropout and data order.", common=True, least=0
+    )
     eval_data: str = _setting("", "Held-out data, in the form of --data [default: 2% of --data]")
     eval_every: int = _setting(
         0, "Steps between held-out losses; 0 for none.", common=True, least=0
@@ -272,7 +281,7 @@ class JobSpec:
     eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
     checkpoint_every: int | str = _setting(
         "10min",  # about the most training time that a crash can lose
-        "Interval between checkpoints: steps, such as 500, or a time, such as 10min; 0: none.",
+        "Interval between checkpoints: steps, such as 500, or a time, such as 10min; 0 for none.",
         common=True,
     )
     save_total_limit: int = _setting(2, "Number of latest checkpoints to keep.", least=1)
@@ -289,8 +298,9 @@ class JobSpec:
     report_to: str = _setting("", "Also log to: tensorboard, wandb, or tensorboard+wandb.")
     memory: str = _setting(
         "auto",
-        "auto, plain, recompute (activations), lean (and update during the backward pass), or "
-        "sharded (recompute; --servers share the weights).",
+        "Memory mode of the server: auto, plain, recompute (activations), lean (recompute, and "
+        "update during the backward pass), or sharded (recompute, and --servers share the "
+        "weights).",
         choices=MemoryMode,
     )
     state_dir: str = _setting(
@@ -299,8 +309,8 @@ class JobSpec:
     )
     method: str = _setting(
         "auto",
-        "stages (whole layers on devices), tiles, local (server alone), auto, or diloco (not "
-        "exact: devices train alone and exchange weights rarely).",
+        "Method: stages (whole layers on devices), tiles, local (server alone), auto, or diloco "
+        "(not exact: devices train alone and exchange weights rarely).",
         common=True,
         choices=Method,
     )
@@ -314,7 +324,7 @@ class JobSpec:
         most=1000,
     )
     overlap: int = _setting(
-        0, "With diloco: local steps while weights travel.", least=0, most=10_000
+        0, "With diloco: local steps during an exchange of weights.", least=0, most=10_000
     )
     exchange: str = _setting(
         "bf16",
@@ -344,18 +354,25 @@ class JobSpec:
     )
     offload: str = _setting(
         "all",
-        "Products sent by tiles: all, or auto (those that are faster on the fleet).",
+        "Products sent to the fleet by tiles: all, or auto (only if faster there).",
         choices=OffloadMode,
     )
     journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
     fallback: str = _setting(
-        "wait", "Without devices: wait, or local (compute on the server).", choices=FallbackMode
+        "wait",
+        "What to do without devices: wait, or local (compute on the server).",
+        choices=FallbackMode,
     )
     fallback_after_s: float = _setting(
-        30.0, "Seconds without devices before local.", "--fallback-after", least=0
+        30.0,
+        "Seconds without devices before --fallback local takes effect.",
+        "--fallback-after",
+        least=0,
     )
     against: str = _setting(
-        "", "Run folder, for example of plain PyTorch: show its losses next to these."
+        "",
+        "Folder of another run, for example of plain PyTorch, whose losses are shown next to "
+        "these.",
     )
 
     @classmethod
@@ -391,26 +408,24 @@ class JobSpec:
         self._check_adapters()
         for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
-                raise UsageError(
-                    f"--{_flag(name)} needs held-out losses; give --eval-every as well"
-                )
+                raise UsageError(f"--{_flag(name)} needs held-out losses; add --eval-every")
         if bool(self.sample_every) != bool(self.prompt):
             raise UsageError(
-                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; give a "
-                f"number of steps and a text, or neither"
+                f"--sample-every is {self.sample_every} and --prompt is {self.prompt!r}; set both "
+                "or neither"
             )
         if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps the work since the last checkpoint, but --checkpoint-every 0 "
-                "makes no checkpoints; give it a number of steps or a time"
+                "makes no checkpoints; use a number of steps or a time"
             )
         if self.dtype == Precision.FP16.value and self.method == Method.STAGES.value:
             raise UsageError(
-                "--dtype is 'fp16', but stages support only bf16 and fp32; give one of these, or "
+                "--dtype is 'fp16', but stages support only bf16 and fp32; use one of these, or "
                 "--method tiles"
             )
         if self.journal and self.method == Method.STAGES.value:
-            raise UsageError("--journal works only with tiles; leave it out with --method stages")
+            raise UsageError("--journal works only with tiles; omit it with --method stages")
         if self.state != StateMode.SERVER.value:
             self._check_devices_keep_state()
         if self.method == Method.DILOCO.value:
@@ -420,8 +435,8 @@ class JobSpec:
         """Raise UsageError if a setting cannot be combined with rounds of local updates."""
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
-                f"sgd with --method diloco"
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; use adamw or "
+                "sgd with --method diloco"
             )
         for option, unusable in (
             ("--dtype fp16", self.dtype == Precision.FP16.value),
@@ -432,31 +447,33 @@ class JobSpec:
             ("a --lora with dropout", self.lora and LoraSpec.of(self.lora).dropout),
         ):
             if unusable:
-                raise UsageError(f"{option} cannot be combined with --method diloco; leave one out")
+                raise UsageError(
+                    f"{option} cannot be combined with --method diloco; omit one of them"
+                )
         Rounds(self.every, ExchangeKind(self.exchange), self.fragments, self.overlap)
         # The server has weights only at the end of a round.
         for name in ("steps", "eval_every", "sample_every"):
             if getattr(self, name) % self.every:
                 raise UsageError(
                     f"--{_flag(name)} is {getattr(self, name)}, but --method diloco has weights "
-                    f"only every {self.every} steps; give a multiple of --every"
+                    f"only every {self.every} steps; use a multiple of --every"
                 )
 
     def _check_devices_keep_state(self) -> None:
         if self.method != Method.STAGES.value:
             raise UsageError(
-                f"--state {self.state} needs stages, but --method is {self.method!r}; "
-                f"give --method stages"
+                f"--state {self.state} needs stages, but --method is {self.method!r}; use --method "
+                "stages"
             )
         if self.optimizer not in (OptimizerKind.ADAMW.value, OptimizerKind.SGD.value):
             raise UsageError(
-                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; give adamw or "
-                f"sgd, or --state server"
+                f"--optimizer is {self.optimizer!r}, whose steps devices cannot run; use adamw or "
+                "sgd, or --state server"
             )
         if self.fallback == FallbackMode.LOCAL.value:
             raise UsageError(
-                f"--fallback local computes on the server, which has no current weights with "
-                f"--state {self.state}; give --fallback wait, or --state server"
+                "--fallback local computes on the server, which has no current weights with "
+                f"--state {self.state}; use --fallback wait or --state server"
             )
 
     def _check_adapters(self) -> None:
@@ -465,17 +482,17 @@ class JobSpec:
         if self.quantized and self.journal:
             raise UsageError(
                 f"--lora is {self.lora!r}, but --journal works only with tiles, which cannot use "
-                "quantized weights; leave out --journal, or bits"
+                "quantized weights; omit --journal or bits"
             )
         if self.quantized and self.method == Method.TILES.value:
             raise UsageError(
-                f"--lora is {self.lora!r}, but tiles cannot use quantized weights; give --method "
-                "stages, auto or local, or leave bits out"
+                f"--lora is {self.lora!r}, but tiles cannot use quantized weights; use --method "
+                "stages, auto or local, or omit bits"
             )
         if LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
-                "--lora has dropout, which stages do not support: a repeated pass must give the "
-                "same result; leave it out, or give --method tiles"
+                "--lora has dropout, which stages do not support, because a repeated pass must "
+                "give the same result; omit it, or use --method tiles"
             )
 
     @property
@@ -515,12 +532,14 @@ class JobSpec:
         }
         for name, value in values.items():
             if name not in known:
-                raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
+                raise UsageError(f"a job has no setting {name!r}; use {', '.join(known)}")
             flag = known[name] == "bool"  # a separate check, because Python's bool is an int
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
-                raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
+                raise UsageError(
+                    f"setting {name!r} of a job must be of type {known[name]}, not {value!r}"
+                )
         if "model" not in values:
-            raise UsageError("a job needs a model; give --model")
+            raise UsageError("a job needs a model; add --model")
         return cls(**values)
 
 

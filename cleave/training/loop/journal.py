@@ -354,8 +354,8 @@ class Journal:
                 data = file.read(entry.nbytes)
         except OSError as error:
             raise CleaveError(
-                f"the journal {str(self._path)!r} cannot be read ({error.strerror}): "
-                f"check the disk, or continue with --no-journal"
+                f"the journal {str(self._path)!r} cannot be read ({error.strerror}); check the "
+                "disk, or continue with --no-journal"
             ) from error
         if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
             return False

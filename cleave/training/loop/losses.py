@@ -92,7 +92,7 @@ class ComparedRun:
         }
         if not losses:
             raise UsageError(
-                f"--against {job.against!r} has no completed step; give a run with completed steps"
+                f"--against {job.against!r} has no completed step; use a run with completed steps"
             )
         others = [
             f"{name} {config.get(name, default)!r}, here {getattr(job, name)!r}"
@@ -101,7 +101,7 @@ class ComparedRun:
             and config.get(name, default) != getattr(job, name)
         ]
         if others:
-            say(f"{job.against} has other settings, so losses differ: {'; '.join(others)}")
+            say(f"{job.against} has different settings, so losses differ: {'; '.join(others)}")
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:

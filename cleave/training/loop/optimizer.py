@@ -122,7 +122,7 @@ _STATE = "optimizer."  # prefix of the names of optimizer state tensors in a che
 class UpdateRule:
     """The kind and settings of an optimizer. Weight decay applies to matrices, not to vectors.
 
-    The default betas are those with which OPT was trained (arXiv 2205.01068, section 2.2).
+    The default betas are those used to train OPT (arXiv 2205.01068, section 2.2).
     """
 
     kind: OptimizerKind = OptimizerKind.ADAMW
@@ -137,7 +137,7 @@ class UpdateRule:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Return torch's names of a parameter's moments, if devices can run this update.
+        """Return torch's names for a parameter's optimizer moments.
 
         Raises:
             UsageError: if devices cannot run the update.

@@ -1,4 +1,4 @@
-"""Select the memory mode with which the PS trains a job, and refuse jobs that cannot fit."""
+"""Select the PS's memory mode for training a job, and refuse jobs that cannot fit."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def check_memory(job: JobSpec, servers: int, *, alone: bool = False) -> None:
         return
     if servers == 1:
         raise UsageError(
-            "--memory is 'sharded', but a single server cannot shard weights; give "
-            "--servers, or --memory lean"
+            "--memory is 'sharded', but a single server cannot shard weights; add --servers, or "
+            "use --memory lean"
         )
     if job.method == Method.STAGES.value:
         raise UsageError(
-            "--memory is 'sharded', but by stages each server sends all weights to devices; give "
-            "--method tiles, or --memory recompute"
+            "--memory is 'sharded', but by stages each server sends all weights to devices; use "
+            "--method tiles or --memory recompute"
         )
     if job.quantized:
         raise UsageError(
             f"--memory is 'sharded', but --lora is {job.lora!r}, whose quantized weights cannot be "
-            "sharded; leave bits out, or give --memory recompute"
+            "sharded; omit bits, or use --memory recompute"
         )
 
 
@@ -123,10 +123,10 @@ def _check_size(job: JobSpec, servers: int, alone: bool) -> None:
         # The range begins at 1, so the index found is the largest value that fits.
         if most := bisect_right(range(1, value), memory_bytes, key=need):
             has = needed(job.batch, job.accumulate)
-            raise UsageError(f"{option} is {value}: a step needs {has}; give {most} or less")
+            raise UsageError(f"{option} is {value}, but a step needs {has}; use {most} or less")
     raise UsageError(
-        f"one sequence of {job.model} with --seq {job.seq} needs {needed(1, 1)}; give a "
-        f"smaller model or --seq, --lora, or --state-dir"
+        f"one sequence of {job.model} with --seq {job.seq} needs {needed(1, 1)}; use a smaller "
+        "model or --seq, or add --lora or --state-dir"
     )
 
 

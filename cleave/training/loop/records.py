@@ -35,7 +35,7 @@ class StepRecord:
             loss of a mixture of experts.
         clock: the clock that measures `fleet_s` and `predicted_s`: `virtual` or `wall`.
         method: how the step was computed: `stages`, `tiles`, `local` (on the PS alone), or `diloco`
-            (a round of local updates, of which this is the last step).
+            (this is the last step of a round of local updates).
         predicted_s: predicted duration of a step by stages, in seconds; 0 for other steps.
         planning_s, audit_s: parts of `ps_s` in a step by stages, spent waiting for stage plans and
             for audits, in seconds.

@@ -35,7 +35,7 @@ from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import StoredStep
 
-_ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
+_ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,7 @@ class RunFolder:
     def check_name(root: Path, name: str) -> None:
         """Raise UsageError if `name` is not a valid folder name, or already exists in `root`."""
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
-            raise UsageError(
-                f"--name is {name!r}; give a name of visible characters, without slashes"
-            )
+            raise UsageError(f"--name must have visible characters and no slashes, not be {name!r}")
         if (root / name).exists():
             raise _taken(root / name)
 
@@ -135,7 +133,7 @@ class RunFolder:
             lock = Lock(self.path / LOCK, wait_s)
         except LockedError as error:
             raise UsageError(
-                f"{error.holder} is using the run folder {str(self.path)!r}: wait until it ends, "
+                f"{error.holder} is using the run folder {str(self.path)!r}; wait until it ends, "
                 f"or stop it{advice}"
             ) from None
         except OSError as error:
@@ -189,7 +187,7 @@ class RunFolder:
             raise unknown("run folder", str(self.path), runs_beside(self.path)) from error
         except ValueError as error:
             raise UsageError(
-                f"{str(self.config_path)!r} is damaged ({error}): repair it, or start a new run."
+                f"{str(self.config_path)!r} is damaged ({error}); repair it, or start a new run"
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -219,8 +217,8 @@ class RunFolder:
                 yield record
             elif line.endswith(b"\n"):
                 raise CleaveError(
-                    f"Line {number} of {str(self.metrics_path)!r} is damaged: "
-                    "remove the line, or resume the run, which removes it."
+                    f"line {number} of {str(self.metrics_path)!r} is damaged; remove the line, or "
+                    "resume the run, which removes it"
                 )
 
     @property
@@ -238,7 +236,7 @@ class RunFolder:
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
                 f"{str(self.path)!r} is finished after step {last['steps']}; to train it further, "
-                f"give --steps above {last['steps']}"
+                f"use --steps above {last['steps']}"
             )
 
     def rewind(self, step: int) -> int:
@@ -262,7 +260,7 @@ class RunFolder:
         begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if not b'{"'.startswith(begin[:2]) and not any(record for _, record in lines):
             raise CleaveError(
-                f"{str(self.metrics_path)!r} is not the metrics file of a run: move it away"
+                f"{str(self.metrics_path)!r} is not the metrics file of a run; move it away"
             )
         try:
             refuse_link(self.metrics_path)
@@ -322,8 +320,8 @@ class RunFolder:
             return
         except OSError as error:
             raise CleaveError(
-                f"{str(self.metrics_path)!r} cannot be read ({error.strerror}): "
-                "check the file and its permissions."
+                f"{str(self.metrics_path)!r} cannot be read ({error.strerror}); check the file and "
+                "its permissions"
             ) from error
 
 
@@ -385,7 +383,7 @@ def _without_none(value: Any) -> Any:
 
 def _taken(path: Path) -> UsageError:
     return UsageError(
-        f"The run folder {str(path)!r} already exists: choose another name, or resume that run."
+        f"the run folder {str(path)!r} already exists; choose another name, or resume that run"
     )
 
 
@@ -409,8 +407,8 @@ def newest_first(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CleaveError(
-            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
-            "check that it is a folder you may read."
+            f"the checkpoints in {str(folder)!r} cannot be listed ({error.strerror}); check that "
+            "it is a folder you may read"
         ) from error
     return sorted(found, key=lambda path: (step_of(path), not path.suffix), reverse=True)
 

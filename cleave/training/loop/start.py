@@ -177,7 +177,7 @@ def _train(
         changed = changes_since(checkpoint, job, dataset, context, accepted=accept_changes)
     for fault in start.damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
-        context.note(f"passed over: {fault} It is kept as {aside}.")
+        context.note(f"skipped a checkpoint: {fault} (it is kept as {aside})")
     spec = dataset.source.spec
     weights = "" if dataset.source.folder or checkpoint else ", with new random weights"
     context.note(f"building {spec.name} ({spec.parameters / 1e6:.1f}M parameters){weights}")
@@ -211,7 +211,7 @@ def _train(
             trainer.in_checkpoints = checkpoint is not start.resident
             context.note(f"resuming after step {checkpoint.step}")
         elif resume:
-            context.note("no checkpoint found: starting from the beginning")
+            context.note("no checkpoint found; starting from the beginning")
         if resume:
             comparable = losses_comparable(checkpoint, job, changed)
             trainer.wind_back(comparable=comparable, log=checkpoint is not None and not changed)
@@ -285,7 +285,7 @@ class JobRequest:
         if request.name and request.resume:
             raise UsageError(
                 f"--name is {request.name!r}, but --resume continues {request.resume!r} in its own "
-                f"folder; leave out --name"
+                "folder; omit --name"
             )
         if request.accept_changes and not request.resume:
             raise UsageError("--accept-changes needs --resume RUN, the run to continue")
@@ -408,7 +408,10 @@ class JobRunner:
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Raise UsageError if a request only uses a model, or its job writes no checkpoints."""
         if USE in arguments:
-            raise UsageError("a use of a model cannot be paused; stop it, and ask again later")
+            raise UsageError(
+                "a job that uses a trained model cannot be paused; stop the job, and submit it "
+                "again later"
+            )
         if not JobRequest.from_dict(arguments).spec().interval:
             raise UsageError(
                 "the job writes no checkpoints (--checkpoint-every 0), so it could not continue "

@@ -36,7 +36,7 @@ def tracker_names(text: str) -> list[str]:
     for name in names:
         if name not in _OPEN:
             raise UsageError(
-                f"--report-to has {name!r}; give {' or '.join(_OPEN)}, or both with + between them"
+                f"--report-to has {name!r}; use {' or '.join(_OPEN)}, or both with + between them"
             )
     for name in names:
         if find_spec(name) is None:

@@ -103,7 +103,7 @@ from cleave.workload.build import enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-_ALL: Final = 2**31  # value of `keep` with which no checkpoint is removed
+_ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
 _SAMPLE_TOKENS: Final = 60
 
 
@@ -134,8 +134,8 @@ class Trainer:
         self.ranks = context.ranks
         if job.state != StateMode.SERVER.value and self.ranks.count > 1:
             raise UsageError(
-                f"--state {job.state} works with one server, but this run has {self.ranks.count}; "
-                f"give --state server"
+                f"--state {job.state} supports only one server, but this run has "
+                f"{self.ranks.count}; use --state server"
             )
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
@@ -158,8 +158,8 @@ class Trainer:
         if in_backward and job.clip and here:
             self.context.note(
                 f"to save memory, each backward pass runs twice, because --clip {job.clip:g} needs "
-                f"the norm of all gradients first; to avoid this, give --clip 0, or --memory "
-                f"recompute if the gradients fit in memory (--state-dir saves memory)"
+                "the norm of all gradients first; to avoid this, use --clip 0, or --memory "
+                "recompute if the gradients fit in memory (--state-dir saves memory)"
             )
         self.journal = _open_journal(job, run, context, base or 0, self.patience)
         on_devices = context.fleet is not None and job.state != StateMode.SERVER.value
@@ -275,7 +275,7 @@ class Trainer:
         if self.journal is not None and self.journal.held:
             note(f"the journal holds {self.journal.held} products computed since that checkpoint")
         if self.step >= job.steps:
-            note(f"the run is already at step {self.step} of {job.steps}; give more --steps")
+            note(f"the run is already at step {self.step} of {job.steps}; increase --steps")
             if self.ranks.agree(self._checkpoint_due(stopped=False))[0]:
                 self.save()  # until now, only `ResidentFiles` had this checkpoint
         began_s, first = time.perf_counter(), self._counters()
@@ -498,9 +498,9 @@ class Trainer:
         """Return the error for a diverged run. `when` is a phrase such as "in step 3"."""
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
-            f"the run diverged {when}: {found}; checkpoints are not affected. Lower "
-            f"--learning-rate (now {self.schedule.peak:g}), set --clip ({clip}), or give more "
-            f"--warmup-steps, in a new run"
+            f"the run diverged {when}: {found}; checkpoints are not affected; start a new run with "
+            f"a lower --learning-rate (now {self.schedule.peak:g}), with --clip ({clip}), or with "
+            "more --warmup-steps"
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
@@ -703,8 +703,8 @@ class Trainer:
             self._sync()
         except AbandonedError:
             self.context.note(
-                f"no checkpoint of step {self.step}: its weights are on devices, and no connected "
-                f"device can return them"
+                f"step {self.step} has no checkpoint, because its weights are on devices, and no "
+                "connected device can return them"
             )
             return
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
@@ -757,8 +757,8 @@ class Trainer:
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
             self.context.note(
-                f"the held-out loss after step {self.step} is {loss}: the run may have diverged. "
-                f"The checkpoint before that is kept until a held-out loss is finite again"
+                f"the held-out loss after step {self.step} is {loss}, so the run may have "
+                "diverged; the checkpoint before that is kept until a held-out loss is finite again"
             )
         if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
             self._save(BEST, keep=_ALL)
@@ -821,7 +821,7 @@ class Trainer:
         except CleaveError:
             if not accept_changes:
                 raise
-            self.context.note("continuing with other frozen weights than before")
+            self.context.note("continuing with different frozen weights")
             found.append(FROZEN)
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # free other servers' weights before optimizer state is allocated
@@ -872,8 +872,8 @@ class Trainer:
         self._logged = self._resident.logged(self.step, rates, self.folder.records())
         if steps := len(self._logged.steps):
             self.context.note(
-                f"the log contains the steps up to step {self.step + steps}: devices rebuild their "
-                f"state from it"
+                f"the log contains the steps up to step {self.step + steps}; devices rebuild their "
+                "state from it"
             )
 
     @property
@@ -935,13 +935,13 @@ def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
         raise UsageError(
-            f"{asks}, which stages do not support; give --method tiles or local, or set "
-            f"output_router_logits to false"
+            f"{asks}, which stages do not support; use --method tiles or local, or set "
+            "output_router_logits to false"
         )
     if packed is PackedBy.MASK:
         raise UsageError(
-            f"{asks}, which --packing separate does not support; leave --packing out, or set "
-            f"output_router_logits to false"
+            f"{asks}, which --packing separate does not support; omit --packing, or set "
+            "output_router_logits to false"
         )
 
 
@@ -954,6 +954,6 @@ def _open_journal(
         discard(folder)
         return None
     if context.fleet is None:
-        context.note("the journal is off: this run has no fleet")
+        context.note("the journal is off, because this run has no fleet")
         return None
     return Journal(folder, base, say=context.note, clock=context.clock, patience=patience)

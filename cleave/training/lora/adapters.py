@@ -84,7 +84,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
     if spec.bits:
         bits = Bits(spec.bits)
         if why := _quantize(adapted, bits):
-            raise UsageError(f"--lora has bits={int(bits)}, but {why}; leave bits out")
+            raise UsageError(f"--lora has bits={int(bits)}, but {why}; omit bits")
     return adapted
 
 
@@ -115,7 +115,7 @@ def quantize(model: Any, bits: int = 4) -> None:
     if passes_of(inner) is not None or any(hasattr(m, "_cleave") for m in model.modules()):
         raise UsageError("the model is offloaded; quantize it before, or call cleave.restore first")
     if why := _quantize(model, Bits(bits)):
-        raise UsageError(f"{why}; give a model whose layers peft has frozen")
+        raise UsageError(f"{why}; use a model whose layers peft has frozen")
 
 
 def _quantize(model: Any, bits: Bits) -> str:
@@ -262,8 +262,8 @@ def open_adapters(folder: Path) -> PeftModel:
         source = Path(base) if Path(base).is_dir() else hub_folder(base)
         if source is None:
             raise UsageError(
-                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
-                f"there; move it there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which does not "
+                f"exist; move it there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
             )
         model, _ = load_folder(source)
         with quiet_transformers():

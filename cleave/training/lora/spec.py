@@ -56,7 +56,7 @@ class LoraSpec:
             if name not in _READERS:
                 raise UsageError(f"--lora has {item!r}; choose from {', '.join(_READERS)}, {_FORM}")
             if name in given:
-                raise UsageError(f"--lora has {name} twice; give it once")
+                raise UsageError(f"--lora has {name} twice; set it once")
             given[name] = value
         values: dict[str, Any] = {}
         for name, value in given.items():
@@ -64,7 +64,7 @@ class LoraSpec:
             try:
                 values[attribute] = read(value)
             except (KeyError, ValueError):
-                raise UsageError(f"--lora has {name}={value}; give {needs}, {_FORM}") from None
+                raise UsageError(f"--lora has {name}={value}; use {needs}, {_FORM}") from None
         values.setdefault("alpha", 2.0 * values.get("rank", cls().rank))
         return cls(**values)
 

@@ -190,9 +190,9 @@ def export_run(
             cannot be written.
     """
     if dtype not in DTYPES:
-        raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+        raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(DTYPES)}")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError(f"{str(into)!r} already exists; give a new folder, or an empty one")
+        raise UsageError(f"{str(into)!r} already exists; use a new folder, or an empty one")
     job = run.read_config()
     adapters = bool(job.get("lora"))
     if merge and not adapters:
@@ -200,12 +200,13 @@ def export_run(
             f"--merge is for runs with adapters (--lora), but {str(run.path)!r} has none"
         )
     if gguf and adapters and not merge:
-        raise UsageError("--gguf writes whole models; give --merge as well, to merge the adapters")
+        raise UsageError("--gguf writes whole models; add --merge to merge the adapters")
     if while_training and into.resolve().is_relative_to(run.path.resolve()):
         raise UsageError(
-            f"--while-training only reads the run folder; give a folder outside {str(run.path)!r}"
+            "--while-training only reads the run folder; export to a folder outside "
+            f"{str(run.path)!r}"
         )
-    advice = ", or give --while-training and a folder elsewhere to export its newest checkpoint"
+    advice = ", or add --while-training and export its newest checkpoint to a folder elsewhere"
     with nullcontext() if while_training else run.lock(advice=advice):
         checkpoint = find_checkpoint(run, step, best=best)
         description = description_of(run)
@@ -218,7 +219,7 @@ def export_run(
         if name := first_not_finite(floats):
             raise CleaveError(
                 f"{name!r} of step {checkpoint.step} has a value that is not finite in {dtype}; "
-                f"give --dtype fp32 or bf16, or another --step"
+                "use --dtype fp32 or bf16, or another --step"
             )
         with _new_folder(into) as folder:
             for file in sorted(description.iterdir()) if not gguf else ():
@@ -362,8 +363,8 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
         return load_checkpoint(path)
     if (found := load_latest(folder)) is None:
         raise UsageError(
-            f"{str(run.path)!r} has no checkpoint: the run has not ended, or it writes none; "
-            f"continue it with --resume, or train without --checkpoint-every 0"
+            f"{str(run.path)!r} has no checkpoint, because the run has not ended or writes none; "
+            "continue it with --resume, or train without --checkpoint-every 0"
         )
     return found
 
@@ -413,7 +414,7 @@ def base_of(job: Mapping[str, Any]) -> str:
     if folder is None:
         raise UsageError(
             f"the run's adapters belong to newly initialized weights of {job['model']!r}, which no "
-            f"folder contains; give --merge to write the whole model"
+            "folder contains; add --merge to write the whole model"
         )
     return str(folder.resolve())
 

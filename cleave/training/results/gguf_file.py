@@ -1,6 +1,6 @@
 """Write a model and its tokenizer as one GGUF file, for llama.cpp, Ollama and others.
 
-Names, shapes and metadata are those that llama.cpp expects for each architecture.
+Names, shapes and metadata match what llama.cpp expects for each architecture.
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ def perplexity(
         UsageError: if `seq` is out of range, or the source cannot be read or has too little text.
     """
     if not 0 < seq <= trained.most_tokens:
-        raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, the context length")
+        raise UsageError(
+            f"--seq must be between 1 and the context length, {trained.most_tokens}, not {seq}"
+        )
     parts = []
     for document in read_documents(source):
         parts.append(begin_of(document, trained.tokenizer))
@@ -85,7 +87,7 @@ def perplexity(
     tokens = np.concatenate(parts)
     trained.check_ids([int(ids_of(torch.from_numpy(tokens)).max())])
     if not (counted := int((tokens[1:] >= 0).sum())):
-        raise UsageError(f"{source!r} has no token to predict; give more text")
+        raise UsageError(f"{source!r} has no token to predict; add more text")
     starts = range(0, len(tokens) - 1, seq)
     windows = [torch.from_numpy(tokens[s : s + seq + 1].astype(np.int64)) for s in starts]
     total, done = 0.0, 0
@@ -158,15 +160,17 @@ def read_questions(path: Path) -> list[Question]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{str(path)!r} cannot be read ({error}); give a CSV file") from error
+        raise UsageError(
+            f"{str(path)!r} cannot be read ({error}); use a readable CSV file"
+        ) from error
     if not rows:
-        raise UsageError(f"{str(path)!r} has no questions; give a CSV file with questions")
+        raise UsageError(f"{str(path)!r} has no questions; use a CSV file with questions")
     for number, row in enumerate(rows, 1):
         if len(row) != _COLUMNS or row[-1].strip() not in tuple(LETTERS):
             raise UsageError(
                 f"line {number} of {str(path)!r} is not a question: it has {len(row)} columns and "
                 f"ends in {row[-1][:20]!r}, but needs {_COLUMNS} columns with A, B, C or D in the "
-                f"last; give a CSV file in MMLU's format, without a header line"
+                "last; use a CSV file in MMLU's format, without a header line"
             )
     return [Question(row[0], tuple(row[1:-1]), LETTERS.index(row[-1].strip())) for row in rows]
 
@@ -241,12 +245,12 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     def check(self) -> None:
         """Raise UsageError if the prompt is empty, or a number is out of range."""
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p is {self.top_p:g}; give a fraction above 0, up to 1")
+            raise UsageError(f"--top-p must be more than 0 and at most 1, not {self.top_p:g}")
         for option, number in (("--seed", self.seed), ("--tokens", self.tokens)):
             if not 0 <= number < 2**63:
-                raise UsageError(f"{option} is {number}; give a number from 0 to 2**63 - 1")
+                raise UsageError(f"{option} must be between 0 and 2**63 - 1, not {number}")
         if not self.prompt:
-            raise UsageError("the prompt is empty; give --prompt TEXT, or text on stdin")
+            raise UsageError("the prompt is empty; pass --prompt TEXT, or pipe text to stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Generate text with transformers' `generate`, up to an end token or `tokens` tokens.
@@ -269,7 +273,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
         begin = [] if self.chat else trained.tokenizer.begin_ids.tolist()
         given = begin + found.tolist()
         if not given:
-            raise UsageError(f"the tokenizer encodes {text!r} as no tokens; give another text")
+            raise UsageError(f"the tokenizer encodes {text!r} as no tokens; use another text")
         room = trained.most_tokens - len(given)
         tokens = max(1, min(self.tokens, room)) if self.chat else self.tokens
         if tokens > room:
@@ -419,8 +423,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
             raise UsageError(
-                f"a request must have exactly one use of a model, but {len(given)} are given; give "
-                f"one of generate, predict and answer"
+                f"a request must have exactly one of generate, predict and answer, not {len(given)}"
             )
         return given[0]
 

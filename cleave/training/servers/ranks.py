@@ -30,7 +30,7 @@ _END: Final = -1
 
 
 class LostServerError(CleaveError):
-    """The connection to another server that trains the same model is lost."""
+    """Raised when the connection to another server that trains the same model is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ def _noticing_loss() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostServerError(
-            f"another server of this training is gone ({str(error).splitlines()[0][:200]}); "
-            "training continues from the last checkpoint once it is back"
+            f"another server of this run was lost ({str(error).splitlines()[0][:200]}); training "
+            "continues from the last checkpoint once it has returned"
         ) from error
 
 

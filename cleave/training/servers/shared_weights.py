@@ -241,8 +241,8 @@ class SharedWeights:
             if self._do_next(here) == here:
                 return
         raise UsageError(
-            f"--memory is 'sharded', but {type(self._model).__name__} does not call its layers "
-            "one after another, once each; give --memory recompute"
+            f"--memory is 'sharded', but {type(self._model).__name__} does not call its layers one "
+            "after another, once each; use --memory recompute"
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:

@@ -207,8 +207,8 @@ class Auditor:
     ) -> dict[int, Watch]:
         """Select audits of a stage before the step and return them by device.
 
-        It is not yet known which device will run which micro-batch. So passes are selected by their
-        index in the order in which the device runs them.
+        Which device will run which micro-batch is not known yet. So passes are selected by their
+        position in the sequence of the device's passes.
 
         Args:
             devices: the stage's devices.

@@ -227,7 +227,9 @@ class ReplayAudits:
         return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:
-        """Return the faults that finished audits found, if any. The caller must then `roll_back`.
+        """Return the faults that finished audits found; None if they found none.
+
+        After a fault, the caller must call `roll_back`.
 
         Args:
             wait: whether to wait for audits in progress.
@@ -248,7 +250,7 @@ class ReplayAudits:
                 for fault in each.faults
                 if fault.device == audit.holders[number].device and _is_certain(audit, number)
             ]
-            # Other devices had the stage earlier. The state with which they began is unknown.
+            # Other devices had the stage earlier. Their initial state is unknown.
             self._lie = Lie(faults, blamed)
             return
         for number in (number for number, each in found.items() if each.proves):

@@ -86,17 +86,19 @@ class ResidentState:
     """The trained state of a model's layers on devices: its snapshot and the log since then.
 
     Args:
-        work: the model's layers. From now on, devices keep their parameters.
+        work: the model's layers. Devices keep the layers' parameters once this object exists.
         optimizer: the optimizer whose steps the devices run.
+        storage: where to keep the snapshot and the log, and what they already contain.
         now_s: current time in seconds.
         note: called with messages for the user.
 
     Attributes:
         log: the steps since the snapshot.
-        position: number of updates in the snapshot, since the run began.
-        under_way: number of updates in the snapshot that devices are returning; None if they return
-            none.
-        tensors: the tensor that contains the snapshot of each array on devices.
+        position: number of optimizer updates, from the start of the run, that the snapshot
+            includes.
+        under_way: the same number for the snapshot that is being fetched; None if no fetch is in
+            progress.
+        tensors: maps each array on the devices to the tensor that holds its snapshot.
         protection: when new snapshots begin, and how many stages hot spares may follow.
         losses: number of times that a device rebuilt a stage from the snapshot and the log.
 
@@ -320,7 +322,7 @@ class ResidentState:
 
 
 def update_graph(rule: UpdateRule) -> bytes:
-    """Return the graph with which devices run an optimizer step.
+    """Return the graph that devices run for an optimizer step.
 
     Raises:
         UsageError: if devices cannot run steps of this optimizer.
@@ -338,7 +340,7 @@ def update_graph(rule: UpdateRule) -> bytes:
 def coefficients(
     rule: UpdateRule, decay: float, rate: float, clip: float, step: float
 ) -> StageArray:
-    """Return the coefficients with which devices run an optimizer step.
+    """Return the coefficients that devices use in an optimizer step.
 
     Args:
         decay: weight decay.

@@ -84,7 +84,7 @@ class StagePlans:
         self._planned_for: object = None
         self._rates: Mapping[int, DeviceRates] = {}  # device rates for which `plan` was made
         self._costs: StageModel | None = None  # cost model for which `plan` was made
-        self._forecaster: StepForecaster | None = None  # forecaster with which `plan` was made
+        self._forecaster: StepForecaster | None = None  # forecaster used to make `plan`
         # The last plan that was discarded because speeds changed, with its cost model.
         self._former: tuple[StageModel, StagePlan] | None = None
         # The device rates in the current forecast of `plan`, and the step time in seconds that was
@@ -156,8 +156,8 @@ class StagePlans:
 
         The first step with a plan is ignored, because devices receive graphs during that step. If
         devices or the PS are faster or slower than the plan assumes, its step time is predicted
-        again. If the step's duration also deviates from the prediction with which the plan was
-        chosen, and speeds have changed relative to each other, the next step is planned again.
+        again. If the step's duration also deviates from the prediction on which the plan was based,
+        and speeds have changed relative to each other, the next step is planned again.
 
         Args:
             step_s: duration of the whole step without planning, in seconds.

@@ -1,7 +1,7 @@
-"""Repeats a stage's logged steps on the server and compares the results with the devices' results.
+"""Repeat a stage's logged steps on the server, and compare the results with the devices' results.
 
 The server begins with the stage's state in a snapshot. In each step, it compares its outputs, input
-gradients and sum of squared gradients with those that devices returned. At the end, it compares its
+gradients and sum of squared gradients with the devices' results. At the end, it compares its
 state with the next snapshot. A device can falsify no other results.
 """
 

@@ -467,7 +467,7 @@ class ModelWork:
         """Convert a parameter to a wire array. The arrays of frozen parameters are cached.
 
         If `tensor` contains only some rows of a parameter, `of` is the whole parameter, and `rows`
-        contains the first row and the stop.
+        is the range of the rows: the first row, and the row after the last.
         """
         if (held := self.resident.get(id(tensor))) is not None:
             return held.weight

@@ -684,7 +684,7 @@ class StagedModel:
     ) -> tuple[StepResult | UpdateWanted | None, dict[int, float]]:
         """Run a step on the fleet. Return its result, and losses by micro-batch.
 
-        The losses are only those that the PS computed. If the audit of a stage finds a fault, the
+        Losses that devices computed are not included. If the audit of a stage finds a fault, the
         result is None, and the fault is in `_faults`.
         """
         self.runtime.begin_step(work)

@@ -1,4 +1,4 @@
-"""Logged steps in files, from which a restarted server rebuilds trained state on devices.
+"""Logged steps in files. A restarted server uses them to rebuild trained state on devices.
 
 A file contains the length of a description, the description in msgpack, the arrays, and a checksum.
 A file that is damaged, for example by a power loss, ends the log.
@@ -93,7 +93,7 @@ class StoredStep:
 
     @classmethod
     def unpacked(cls, held: memoryview) -> Self | None:
-        """Return the step in the contents of a file; None if the contents are damaged."""
+        """Decode a step from the contents of a file; return None if the contents are damaged."""
         body, end = held[: -_CHECKSUM.size], held[-_CHECKSUM.size :]
         if len(body) < _LENGTH.size or _CHECKSUM.pack(zlib.crc32(body)) != end:
             return None

@@ -167,27 +167,27 @@ def offload(
         raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
     if not callable(getattr(fleet, "submit", None)):
         server = hasattr(fleet, "fleet")
-        advice = "give server.fleet" if server else "give cleave.emulated(8), or server.fleet"
-        raise UsageError(f"the second argument of offload is {_kind(fleet)}, not a fleet: {advice}")
+        advice = "pass server.fleet" if server else "pass cleave.emulated(8) or server.fleet"
+        raise UsageError(f"the second argument of offload is {_kind(fleet)}, not a fleet; {advice}")
     if not 0 <= audit <= 1:
-        raise UsageError(f"audit is {audit}; give a probability from 0 to 1")
+        raise UsageError(f"audit must be a probability from 0 to 1, not {audit}")
     if method not in (Method.TILES.value, Method.STAGES.value):
         raise UsageError(f"method is {method!r}; use 'tiles' or 'stages'")
     for option, patterns in (("include", include), ("exclude", exclude)):
         if isinstance(patterns, str):
             raise UsageError(
-                f"{option} is {patterns!r}; give a list of patterns, such as [{patterns!r}]"
+                f"{option} is {patterns!r}; use a list of patterns, such as [{patterns!r}]"
             )
     for option, number in (("min_flops", min_flops), ("fallback_after_s", fallback_after_s)):
         if not isinstance(number, int | float):
-            raise UsageError(f"{option} is {number!r}; give a number")
+            raise UsageError(f"{option} must be a number, not {number!r}")
     if not 0 <= min_flops < float("inf"):
-        raise UsageError(f"min_flops is {min_flops}; give a number of operations, 0 or more")
+        raise UsageError(f"min_flops must be 0 or more operations, not {min_flops}")
     modes = [mode.value for mode in FallbackMode]
     if fallback not in modes:
         raise UsageError(f"fallback is {fallback!r}; use one of {', '.join(modes)}")
     if not 0 <= fallback_after_s < float("inf"):
-        raise UsageError(f"fallback_after_s is {fallback_after_s}; give seconds, 0 or more")
+        raise UsageError(f"fallback_after_s must be 0 or more seconds, not {fallback_after_s}")
     if method == Method.STAGES.value:
         if include or exclude or min_flops:
             raise UsageError("include, exclude and min_flops apply only to method 'tiles'")
@@ -219,7 +219,7 @@ def send(
     if not found:
         raise UsageError(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload"
-            + (" among those that include and exclude select" if include or exclude else "")
+            + (" among the layers that include and exclude select" if include or exclude else "")
         )
     operands = Operands(_with_fallback(fleet, fallback, fallback_after_s), min_flops)
     for module, becomes in found.values():
@@ -297,7 +297,7 @@ class _Choice:
         if module in self._adapters:
             return "computing an adapter here is faster than sending it", False
         if not self._wanted(name):
-            return "include and exclude leave it out", True
+            return "include and exclude do not select it", True
         if isinstance(module, nn.MultiheadAttention):
             return "nn.MultiheadAttention multiplies inside torch; use layers of nn.Linear", True
         if isinstance(module, nn.Linear):
@@ -309,8 +309,8 @@ def _check_weight(layer: str, weight: Tensor) -> None:
     """Raise UsageError if a layer's weight has an unsupported dtype or is not on the CPU."""
     if weight.device.type != "cpu":
         raise UsageError(
-            f"layer {layer!r} is on {weight.device}; the parameter server keeps the model in "
-            f"host memory: call model.to('cpu') first"
+            f"layer {layer!r} is on {weight.device}; the parameter server keeps the model in host "
+            "memory, so call model.to('cpu') first"
         )
     if weight.dtype not in DTYPES:
         raise UsageError(
@@ -399,7 +399,7 @@ def _offload_by_stages(
         if parameter.device.type != "cpu":
             raise UsageError(
                 f"parameter {name!r} is on {parameter.device}, but stages need the model in host "
-                f"memory: call model.to('cpu') first"
+                "memory; call model.to('cpu') first"
             )
     go_by_stages(inner, StagedForward(inner, fleet, audit, local_after_s))
     return OffloadReport(Method.STAGES.value, {}, {})

@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
 _UNSUPPORTED: Final = (
     "is not supported by offloaded layers, only backward passes are; call cleave.restore(model) "
-    "first, or leave these layers out with exclude"
+    "first, or exclude these layers with exclude"
 )
 
 

@@ -281,8 +281,8 @@ export class DeviceCore {
     if (this.#store.has(id)) throw new ProtocolError(`array ${id} was sent twice`);
     if (this.occupied_bytes + bytes > this.memory_bytes) {
       throw new ProtocolError(
-        `array ${id} does not fit: ${this.occupied_bytes} of ${this.memory_bytes} bytes are ` +
-          `taken and it has ${bytes}`,
+        `array ${id} needs ${bytes} bytes, but ${this.occupied_bytes} of ${this.memory_bytes} ` +
+          `bytes are in use`,
       );
     }
   }
@@ -500,7 +500,8 @@ export class DeviceCore {
     }
     if (this.occupied_bytes + bytes > this.memory_bytes) {
       throw new CannotRun(
-        `the result has ${bytes} bytes and ${this.occupied_bytes} of ${this.memory_bytes} are taken`,
+        `the result needs ${bytes} bytes, but ${this.occupied_bytes} of ${this.memory_bytes} ` +
+          `are in use`,
       );
     }
     return bytes;

@@ -52,7 +52,7 @@ export function checkGraph(model: Uint8Array): void {
     new Check().model(model);
   } catch (error) {
     if (!(error instanceof ProtobufError)) throw error;
-    throw new GraphError(`it is no ONNX model: ${error.message}`);
+    throw new GraphError(`it is not an ONNX model: ${error.message}`);
   }
 }
 
@@ -79,7 +79,7 @@ class Check {
         throw new GraphError("a graph does not say how it is trained, and this model does");
       }
     }
-    if (graphs === 0) throw new GraphError("it is no ONNX model: it holds no graph");
+    if (graphs === 0) throw new GraphError("it is not an ONNX model: it contains no graph");
   }
 
   #graph(graph: Uint8Array, depth: number): void {

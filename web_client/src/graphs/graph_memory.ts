@@ -136,7 +136,7 @@ function reading<T>(what: () => T): T {
     return what();
   } catch (error) {
     if (!(error instanceof ProtobufError)) throw error;
-    throw new GraphError(`it is no ONNX model: ${error.message}`);
+    throw new GraphError(`it is not an ONNX model: ${error.message}`);
   }
 }
 
@@ -517,8 +517,8 @@ function read(model: Uint8Array): Graph {
   if (versions.size !== 1 || version < FIRST_OPSET || version > LAST_OPSET) {
     throw new UnboundedError(
       Refusal.OPSET,
-      `graphs are of ONNX's operations ${FIRST_OPSET} to ${LAST_OPSET}, and this one is of ` +
-        `${[...versions].join(", ") || "none"}`,
+      `a graph must use one of the ONNX operator sets ${FIRST_OPSET} to ${LAST_OPSET}, but this ` +
+        `one uses ${[...versions].join(", ") || "none"}`,
     );
   }
   return graphOf(joined(model, ModelField.GRAPH), false);

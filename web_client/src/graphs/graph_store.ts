@@ -191,7 +191,7 @@ export class GraphStore {
     );
     if (needed > room_bytes) {
       throw new GraphError(
-        `the run works in ${needed} bytes and ${Math.max(room_bytes, 0)} are free: send fewer ` +
+        `the run needs ${needed} bytes, but only ${Math.max(room_bytes, 0)} are free; send fewer ` +
           `rows, or drop arrays first`,
       );
     }
@@ -235,7 +235,7 @@ export class GraphStore {
     if (wrong >= 0 || kept.length === 0) for (const array of found.values()) free(array);
     if (wrong >= 0) {
       throw new GraphError(
-        `an output has ${bytesOf(values[wrong]!)} bytes, not ${output_bytes[wrong]} as was said`,
+        `an output is ${bytesOf(values[wrong]!)} bytes, not ${output_bytes[wrong]} as announced`,
       );
     }
     for (const [n, { id }] of kept.entries()) {

@@ -60,7 +60,7 @@ test("a domain is compared in all its bytes", () => {
 
 test("what is no model is refused", () => {
   for (const model of [[], [8, 10], [...integer(ModelField.GRAPH, 1)], [0x3a, 0x80]]) {
-    expect(() => checkGraph(Uint8Array.from(model))).toThrow("it is no ONNX model");
+    expect(() => checkGraph(Uint8Array.from(model))).toThrow("it is not an ONNX model");
   }
 });
 

@@ -92,7 +92,9 @@ test("a run that needs more memory than there is is refused, and nothing is made
   );
   store.keep(ADDING, { kind: "graph", payload: new Uint8Array() });
   put(store, 2n, [1, 2]);
-  await expect(run(store, [2n, 0n], [3n, 0n], [8])).rejects.toThrow("101 bytes and 100 are free");
+  await expect(run(store, [2n, 0n], [3n, 0n], [8])).rejects.toThrow(
+    "101 bytes, but only 100 are free",
+  );
   await expect(fetched(store, 3n, 2)).rejects.toThrow("not here");
 });
 
@@ -133,7 +135,7 @@ test("rows of arrays become one array, and the arrays are gone", async () => {
 
 describe("a run that cannot be done keeps nothing", () => {
   test.each([
-    ["an output of another size", [2n, 0n], [8n, 9n], [16, 8], "an output has 4 bytes, not 8"],
+    ["an output of another size", [2n, 0n], [8n, 9n], [16, 8], "an output is 4 bytes, not 8"],
     ["too few inputs", [2n], [8n, 0n], [16], "2 inputs and 2 outputs, not 1 and 2"],
     ["zeros of any size", [0n, 0n], [8n, 0n], [16], "cannot be zeros"],
     ["an array that does not fit", [3n, 0n], [8n, 0n], [16], "3 elements came"],
@@ -177,7 +179,7 @@ test("an output replaces an input, which is lost where the run fails", async () 
   await run(store, [2n, 0n], [3n, 0n], [8]);
   await run(store, [3n, 4n], [3n, 0n], [8]);
   expect(await fetched(store, 3n, 2)).toEqual([11, 22]);
-  await expect(run(store, [3n, 4n], [3n, 9n], [8, 8])).rejects.toThrow("an output has 4 bytes");
+  await expect(run(store, [3n, 4n], [3n, 9n], [8, 8])).rejects.toThrow("an output is 4 bytes");
   await expect(fetched(store, 3n, 2)).rejects.toThrow("what was to make it failed");
 });
 
@@ -251,7 +253,7 @@ describe("on a GPU", () => {
   });
 
   test.each([
-    ["an output of another size", [4n, 3n], [4n, 9n], [8, 8], "an output has 4 bytes, not 8"],
+    ["an output of another size", [4n, 3n], [4n, 9n], [8, 8], "an output is 4 bytes, not 8"],
     ["an array that is missing", [4n, 7n], [4n, 0n], [8], "array 7 is not here"],
   ])(
     "a run that fails frees what it made and replaced: %s",

@@ -165,7 +165,7 @@ public final class Main {
         } catch (IOException error) {
             throw new IOException(
                     "the join link cannot be read from " + file + " (" + error.getMessage()
-                            + "); write it there, or give the link itself",
+                            + "); write it there, or pass the link itself",
                     error);
         }
     }

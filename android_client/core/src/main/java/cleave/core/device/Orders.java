@@ -94,8 +94,8 @@ final class Orders {
         long bytes = rows * columns * out.itemBytes;
         if (!store.fits(bytes)) {
             throw new CannotRunException(
-                    "the result has " + bytes + " bytes and " + store.takenBytes() + " of "
-                            + store.memoryBytes() + " are taken");
+                    "the result needs " + bytes + " bytes, but " + store.takenBytes() + " of "
+                            + store.memoryBytes() + " are in use");
         }
     }
 

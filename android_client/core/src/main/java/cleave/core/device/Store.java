@@ -64,8 +64,8 @@ final class Store {
         }
         if (!fits(bytes)) {
             throw new ProtocolException(
-                    "array " + id + " does not fit: " + takenBytes + " of " + memoryBytes
-                            + " bytes are taken and it has " + bytes);
+                    "array " + id + " needs " + bytes + " bytes, but " + takenBytes + " of "
+                            + memoryBytes + " bytes are in use");
         }
     }
 

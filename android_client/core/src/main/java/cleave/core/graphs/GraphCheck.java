@@ -51,7 +51,7 @@ public final class GraphCheck {
         try {
             new GraphCheck().model(model);
         } catch (ProtobufException error) {
-            throw new GraphException("it is no ONNX model: " + error.getMessage());
+            throw new GraphException("it is not an ONNX model: " + error.getMessage());
         }
     }
 
@@ -78,7 +78,7 @@ public final class GraphCheck {
             }
         }
         if (!graph) {
-            throw new GraphException("it is no ONNX model: it holds no graph");
+            throw new GraphException("it is not an ONNX model: it holds no graph");
         }
     }
 

@@ -48,7 +48,7 @@ final class GraphMemory {
         try {
             graph = GraphModel.of(model);
         } catch (ProtobufException error) {
-            throw new GraphException("it is no ONNX model: " + error.getMessage());
+            throw new GraphException("it is not an ONNX model: " + error.getMessage());
         }
         for (String name : graph.inputs.keySet()) {
             if (!graph.constants.containsKey(name)) {
@@ -77,7 +77,7 @@ final class GraphMemory {
         try {
             peak = peak(given, kept);
         } catch (ProtobufException error) {
-            throw new GraphException("it is no ONNX model: " + error.getMessage());
+            throw new GraphException("it is not an ONNX model: " + error.getMessage());
         }
         if (found.size() >= MOST_KEPT) {
             found.clear();

@@ -94,8 +94,8 @@ final class GraphModel {
         if (version < FIRST_OPSET || version > LAST_OPSET) {
             throw new UnboundedException(
                     "opset",
-                    "graphs are of ONNX's operations " + FIRST_OPSET + " to " + LAST_OPSET
-                            + ", and this one is not");
+                    "a graph must use one of the ONNX operator sets " + FIRST_OPSET + " to "
+                            + LAST_OPSET + ", but this one does not");
         }
         return new GraphModel(joined(model, OnnxFields.MODEL_GRAPH), false);
     }

@@ -176,8 +176,8 @@ public final class GraphStore {
         long needed = graph.memory.peakBytes(given, kept);
         if (needed > roomBytes) {
             throw new GraphException(
-                    "the run works in " + needed + " bytes and " + Math.max(roomBytes, 0)
-                            + " are free: send fewer rows, or drop arrays first");
+                    "the run needs " + needed + " bytes, but only " + Math.max(roomBytes, 0)
+                            + " are free; send fewer rows, or drop arrays first");
         }
     }
 
@@ -231,8 +231,8 @@ public final class GraphStore {
             long bytes = found.get(i).data().remaining();
             if (bytes != order.outputBytes.get(i)) {
                 throw new GraphException(
-                        "an output has " + bytes + " bytes, not " + order.outputBytes.get(i)
-                                + " as was said");
+                        "an output is " + bytes + " bytes, not " + order.outputBytes.get(i)
+                                + " as announced");
             }
         }
         for (int i = 0; i < ids.size(); i++) {

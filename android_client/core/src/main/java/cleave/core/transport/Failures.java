@@ -32,9 +32,10 @@ final class Failures {
         WrongCertificateException wrong = cause(error, WrongCertificateException.class);
         if (wrong != null) {
             return Ending.stranger(
-                    address + " shows another certificate (" + wrong.shown + ") than the join link "
-                            + "names (" + fingerprint + "); if the server made a new one, use the "
-                            + "link that it shows now, else something stands between you and it");
+                    address + " presents a different certificate (" + wrong.shown + ") from the one "
+                            + "in the join link (" + fingerprint + "); if the server made a new "
+                            + "one, use the link that it shows now; otherwise, the connection may "
+                            + "be intercepted");
         }
         if (cause(error, CertificateException.class) != null
                 || error instanceof SSLPeerUnverifiedException) {
