@@ -83,7 +83,7 @@ class OperatorClient:
         """
         for name, value in arguments.items():
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise UsageError(f"{name} is {value}; give a number below {2**63:,}")
+                raise UsageError(f"{name} must be below {2**63:,}, not {value}")
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
         while True:
