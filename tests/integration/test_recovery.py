@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_pat
     train(job, RunFolder(tmp_path / "run"), TrainContext(None, again.append), resume=True)
     assert losses(again) == losses(seen)[3:]
     notes = [record.text for record in again if isinstance(record, NoteRecord)]
-    assert any("passed over" in text and "step-000004" in text for text in notes)
+    assert any("skipped a checkpoint" in text and "step-000004" in text for text in notes)
     assert "resuming after step 3" in notes
     folder = newest.parent.parent  # kept, though its step was written again
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -66,5 +66,5 @@ def test_viewers_may_only_look_and_operators_are_told_where(tmp_path: Path) -> N
         assert printed == [{"url": f"{told['url'].partition('#')[0]}#c={app.operator_token}"}]
         with pytest.raises(CleaveError, match="it is not a viewer's token"):
             asked(url_of(server, "guess"))
-        with pytest.raises(UsageError, match=f"uses must be below"):
+        with pytest.raises(UsageError, match="uses must be below"):
             asked(server.operator_url, ("pair", {"uses": 10**30}))
