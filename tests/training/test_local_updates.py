@@ -323,12 +323,19 @@ def test_moments_are_those_before_an_incomplete_round_though_a_device_has_finish
         assert torch.equal(tensor, found[1][1][name])
 
 
-@pytest.mark.parametrize("exchange", ["fp32", nightly("int8")])
+@pytest.mark.parametrize(
+    ("exchange", "changes", "kept"),
+    [
+        ("fp32", {}, ["a", "b"]),
+        nightly("int8", {}, ["a", "b"]),
+        ("fp32", {"optimizer": "sgd", "momentum": 0.0}, []),  # no moments exist
+    ],
+)
 def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
-    corpus_file: Path, tmp_path: Path, exchange: str
+    corpus_file: Path, tmp_path: Path, exchange: str, changes: dict[str, Any], kept: list[str]
 ) -> None:
     """The second process trains with other sessions of devices with the same names."""
-    job = replace(rounds_job(corpus_file, exchange), checkpoint_every=2)
+    job = replace(rounds_job(corpus_file, exchange), checkpoint_every=2, **changes)
 
     def losses(run: RunFolder, job: JobSpec, *, resume: bool = False) -> list[float]:
         with emulated([fast_link("a"), fast_link("b")]) as fleet:
@@ -339,7 +346,7 @@ def test_a_run_goes_on_with_the_moments_of_its_checkpoint(
     halves = losses(run, replace(job, steps=2)) + losses(run, job, resume=True)
     assert halves == pytest.approx(whole, rel=1e-4)
     meta = json.loads((run.path / "checkpoints" / "step-000002" / "meta.json").read_text())
-    assert [each["name"] for each in meta["meta"]["inner"]] == ["a", "b"]
+    assert [each["name"] for each in meta["meta"]["inner"]] == kept
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -221,8 +221,11 @@ class LocalUpdates:
     def collect(self) -> None:
         """Let devices return their optimizer moments, for a checkpoint of the present weights.
 
-        Do nothing if that takes more than a tenth of the time since the last call that did it.
+        Do nothing if devices hold none, or if that takes more than a tenth of the time since the
+        last call that did it.
         """
+        if not self._model.moments and self._rounds.exchange is not ExchangeKind.SPARSE:
+            return
         runtime = self._runtime
         devices, now_s = runtime.stage_devices(), runtime.now()
         dtype = DType.FP32 if self._rounds.exchange is ExchangeKind.FP32 else DType.BF16
