@@ -99,7 +99,7 @@ def test_unpacking_wants_the_exact_length(rows: int, columns: int, dtype: DType,
     if len(data) == right:
         assert arrays.unpack(data, rows, columns, dtype).shape == (rows, columns)
     else:
-        with pytest.raises(ValueError, match="matrix has"):
+        with pytest.raises(ValueError, match="matrix is"):
             arrays.unpack(data, rows, columns, dtype)
 
 

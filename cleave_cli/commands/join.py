@@ -182,7 +182,7 @@ def join(
                 raise
             raise UsageError(
                 "`cleave join` without a URL asks which server to join, but nobody answers here; "
-                "give the join URL that `cleave pair` prints"
+                "pass the join URL that `cleave pair` prints"
             ) from None
     parse_join_url(read_url(url))
     give_back = hold_strips_well()

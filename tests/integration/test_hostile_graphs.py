@@ -116,7 +116,7 @@ def test_a_device_takes_no_more_memory_than_it_offered(
             connection.send(b"".join(encode(message)))
         answer = _answer(connection)
         assert isinstance(answer, messages.TaskError), run.name
-        assert "bytes and" in answer.reason or "shape" in answer.reason
+        assert "bytes, but only" in answer.reason or "shape" in answer.reason
         assert len(answer.reason) <= limits.MAX_TEXT
     for message in _run(len(large) + 1, _HONEST, [4], 1):
         connection.send(b"".join(encode(message)))

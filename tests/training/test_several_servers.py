@@ -136,7 +136,7 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
         texts.append(str(text))
     job = replace(JOB, method="local")
     said = servers.do(3, tmp_path / "store", _other_text, job, tmp_path / "run", texts)
-    assert all("server 3 has another text" in str(each) for each in said)
+    assert all("server 3 has a different text" in str(each) for each in said)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -112,9 +113,12 @@ def joining(state: Path) -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
         env={**os.environ, "CLEAVE_STATE": str(state), "COLUMNS": "200"},
     )  # fmt: skip
+    late = threading.Timer(PATIENCE_S, process.kill)  # another question would not be answered
+    late.start()
     try:
         yield process
     finally:
+        late.cancel()
         process.kill()
         process.communicate()
 
@@ -145,7 +149,7 @@ def test_a_device_finds_a_server_asks_and_joins_with_a_code(tmp_path: Path) -> N
         until(lambda: found(NAME))
         code = app.access.pair().text
         with joining(tmp_path / "state") as device:
-            said = read_to(device, "0: none [0]:")
+            said = read_to(device, "0 for none [0]:")
             number = re.search(rf"^(\d+): {NAME} \(Ada's lab\), port", said, re.MULTILINE)
             assert number
             assert f"certificate {server.fingerprint}" in said
@@ -155,7 +159,7 @@ def test_a_device_finds_a_server_asks_and_joins_with_a_code(tmp_path: Path) -> N
             answer(device, code.lower().replace("-", ""))
             read_to(device, "joined as laptop")
         with joining(tmp_path / "state") as again:  # the certificate is known: no code is needed
-            said = read_to(again, "0: none [0]:")
+            said = read_to(again, "0 for none [0]:")
             number = re.search(rf"^(\d+): {NAME} \(", said, re.MULTILINE)
             assert number
             answer(again, number[1])
@@ -188,9 +192,12 @@ def joining_by(url: str, state: Path) -> Iterator[subprocess.Popen[str]]:
         [*command, "--threads", "1", "--name", "laptop"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "CLEAVE_STATE": str(state)},
     )  # fmt: skip
+    late = threading.Timer(PATIENCE_S, process.kill)  # another question would not be answered
+    late.start()
     try:
         yield process
     finally:
+        late.cancel()
         process.kill()
         process.communicate()
 
@@ -210,7 +217,7 @@ def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
         with joining(tmp_path / "state") as nobody:  # such as a service
             assert nobody.stdin is not None
             nobody.stdin.close()
-            read_to(nobody, "nobody answers here; give the join URL that `cleave pair` prints\n")
+            read_to(nobody, "nobody answers here; pass the join URL that `cleave pair` prints\n")
             assert nobody.wait(PATIENCE_S) == 2
             nobody.stdin = None  # `communicate` would flush it
         assert server.fleet.device_count == 0
