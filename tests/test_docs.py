@@ -7,6 +7,7 @@ import importlib
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,40 @@ def options_of(command: Any) -> set[str]:
     }
 
 
-def test_commands_and_their_options_exist() -> None:
-    faults = []
+def shown_commands() -> Iterator[list[str]]:
+    """Yield the words of each `cleave` command of the pages, without `cleave`."""
     for block in (block for page in PAGES for block in fenced(page, "sh")):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["cleave"]:
-                named = {word.partition("=")[0] for word in words if word.startswith("--")}
-                unknown = named - options_of(command_of(words[1:]))
-                faults += [f"{option} of: {line}" for option in unknown]
+                yield words[1:]
+
+
+def test_commands_and_their_options_exist() -> None:
+    faults = []
+    for words in shown_commands():
+        named = {word.partition("=")[0] for word in words if word.startswith("--")}
+        unknown = named - options_of(command_of(words))
+        faults += [f"{option} of: {' '.join(words)}" for option in unknown]
     assert not faults, "\n".join(faults)
+
+
+def lone_commands() -> list[list[str]]:
+    """Return the shown commands that need no server, run, other computer or file of the reader."""
+    needs = re.compile(r"HOST|runs/|--ray|--config|my-|/|\.toml|--into")
+    alone = ("plan", "simulate", "footprint", "doctor", "profile list", "profile show")
+    texts = dict.fromkeys(shlex.join(words) for words in shown_commands())
+    return [
+        shlex.split(text) for text in texts if text.startswith(alone) and not needs.search(text)
+    ]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", lone_commands(), ids=shlex.join)
+def test_commands_that_need_nothing_else_succeed(words: list[str], tmp_path: Path) -> None:
+    done = here(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_the_fleet_file_of_the_documentation_is_one(tmp_path: Path) -> None:
