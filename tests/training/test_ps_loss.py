@@ -82,6 +82,17 @@ def test_steps_lose_as_plain_pytorch_does(family: str, dtype: DType, most: float
     assert mine == pytest.approx(expected, rel=most)
 
 
+def on_failing(model: Any, fleet: Any, notes: list[str]) -> Any:
+    """By stages, with the loss on an accelerator that fails as `Failing.left` says."""
+    return staged(
+        model,
+        fleet,
+        loss=False,
+        note=notes.append,
+        loss_on=lambda graph, given, products: Failing(graph, given),
+    )
+
+
 @pytest.mark.parametrize("runs", [-1, 0, 1])
 def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
     """The CPU computes the other losses. What the accelerator has added up counts."""
@@ -89,13 +100,7 @@ def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
     notes: list[str] = []
     Failing.left = runs
     with emulated(3, seed=1) as fleet:
-        found = staged(
-            model,
-            fleet,
-            loss=False,
-            note=notes.append,
-            loss_on=lambda graph, given, products: Failing(graph, given),
-        )
+        found = on_failing(model, fleet, notes)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
@@ -120,13 +125,7 @@ def test_a_step_whose_gradients_are_lost_is_repeated(
     monkeypatch.setattr(ps_loss, "on_host", lost)
     Failing.left = runs
     with emulated(3, seed=1) as fleet:
-        found = staged(
-            model,
-            fleet,
-            loss=False,
-            note=notes.append,
-            loss_on=lambda graph, given, products: Failing(graph, given),
-        )
+        found = on_failing(model, fleet, notes)
         for (ids,) in [batches(1)] * 2:
             model.zero_grad()
             plain.zero_grad()

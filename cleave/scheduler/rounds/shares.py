@@ -8,9 +8,7 @@ from statistics import median_low
 from typing import Final
 
 _MOST: Final = 4.0  # a difference above this multiple of the usual norm is scaled down and reported
-_SETTLED: Final = (
-    20  # rounds after which a device's norms are usual, also if the exchange is sparse
-)
+_SETTLED: Final = 20  # rounds after which norms are usual, even if the exchange is sparse
 _LATE: Final = 1.25  # multiple of the others' time after which a device begins no more steps
 _GIVEN_UP: Final = 4.0  # multiple of the others' time after which the round ends without a device
 
@@ -20,10 +18,9 @@ def bounded_shares(
 ) -> dict[int, float]:
     """Return the weight of each device's difference in the average.
 
-    A weight is proportional to the device's number of tokens. A difference
-    whose norm is far above the usual one is scaled down, so a single device cannot move the average
-    far. A difference that is not finite has no weight. Without such differences, the weights add up
-    to 1.
+    A weight is proportional to the device's number of tokens. A difference whose norm is far above
+    the usual one is scaled down, so a single device cannot move the average far. A difference that
+    is not finite has no weight. Without such differences, the weights add up to 1.
 
     Args:
         tokens: the number of tokens that each device has trained on.
@@ -56,9 +53,9 @@ def _usual(
     the median of norms divided by the square root of tokens. With two devices, the smaller value is
     used.
 
-    A device with new moments returns less, above all if the exchange is sparse. So that others are
-    not unusual if most devices are new, the median of the older ones counts instead if it is
-    larger, up to `_MOST` times the median of all.
+    A device with new moments returns smaller differences, above all if the exchange is sparse. If
+    most devices are new, the older ones must not count as unusual. So the median of the older ones
+    is used if it is larger, up to `_MOST` times the median of all.
     """
     relative = {
         device: norm / math.sqrt(tokens[device])

@@ -275,7 +275,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot; if `device` is given, only if it holds a part of it.
+        """Abandon the current snapshot. With `device`, do so only if this device has a part of it.
 
         Return the instructions to carry out.
         """
