@@ -16,6 +16,7 @@ from cleave import graph_names as names
 from cleave.errors import LayerGraphError
 from cleave.graphs import attention, calls, joint_graph, layer_parts, loss_graph, programs, tracing
 from cleave.graphs.calls import LayerCall, layer_calls, output_of
+from cleave.graphs.embedding_graph import EmbeddingGraphs, embedding_graphs
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerGraphs, LayerPart, export_layer, tensors_of
 from cleave.graphs.loss_graph import LossGraph, SliceGraphs, export_loss, export_slice, rows_of_head
@@ -50,6 +51,8 @@ class ModelGraphs:
         slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
             head rows; None if the loss cannot be cut into slices or was not requested.
         refused: reasons why the remaining layers cannot be exported, by layer index.
+        embedding: exports the graphs of everything before the first layer, for batches without
+            masks and positions; None if `loss` was not requested.
     """
 
     calls: Sequence[LayerCall]
@@ -58,6 +61,7 @@ class ModelGraphs:
     loss: LossGraph | None = None
     slice_of_loss: Callable[[int], SliceGraphs] | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
+    embedding: Callable[[], EmbeddingGraphs] | None = None
 
 
 def model_graphs(
@@ -143,8 +147,11 @@ def model_graphs(
 
         return cache.get(digest(f"{key} {rows}"), SliceGraphs, made)
 
+    def embedding() -> EmbeddingGraphs:
+        return embedding_graphs(model, found, ids, cache, progress)
+
     sliced = slice_of_loss if rows_of_head(model, loss) else None
-    return ModelGraphs(found, parts, layers, loss, sliced, refused)
+    return ModelGraphs(found, parts, layers, loss, sliced, refused, embedding)
 
 
 class _Kinds:

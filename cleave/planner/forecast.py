@@ -246,18 +246,27 @@ class StepForecaster:
         Args:
             ps: speed of the PS in this step; `self.ps` by default.
         """
-        trained = sum(layer.sum_bytes for layer in self.cut(1).layers)
-        resident = replace(
-            self,
-            cut=lambda parts: kept_on_devices(self.cut(parts)),
-            state_bytes=max(0, self.state_bytes - _STATE_ARRAYS * trained),
-            in_parts=None,
-        )
-        ps = (ps or self.ps).without_updates_of(trained / _FP32_BYTES)
-        try:
-            found = resident.by_stages(devices, plan_resident, ps)
-        except PlanError as error:
-            return refused(Method.STAGES, str(error))
+        model, ps = self.cut(1), ps or self.ps
+
+        def of(*, head: bool) -> Forecast:
+            costs = [*model.layers, *([model.loss] if head else [])]
+            trained = sum(cost.sum_bytes for cost in costs)
+            resident = replace(
+                self,
+                cut=lambda parts: kept_on_devices(self.cut(parts), head=head),
+                state_bytes=max(0, self.state_bytes - _STATE_ARRAYS * trained),
+                in_parts=None,
+            )
+            after = ps.without_updates_of(trained / _FP32_BYTES)
+            try:
+                return resident.by_stages(devices, plan_resident, after)
+            except PlanError as error:
+                return refused(Method.STAGES, str(error))
+
+        places = (False, True) if model.head_may_move else (False,)
+        found = min((of(head=head) for head in places), key=lambda forecast: forecast.step_s)
+        if found.refused:
+            return found
         assert found.stages is not None
         least = least_bytes(found.stages[0])
         if not (small := sum(device.memory_bytes < least for device in devices)):

@@ -300,6 +300,8 @@ class StageSizes:
             coded_ratio(_DTYPES[self.gradient_bytes]),
             self.in_parts,
             spec.vocabulary,
+            head_may_move=True,
+            tied=spec.tied_head and self.adapters is None,
         )
 
     def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:

@@ -43,15 +43,20 @@ def cut(tokens: int, parts: int = 4) -> StageModel:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(models(), fleets())
-def test_each_layer_is_on_one_device(model: StageModel, fleet: Sequence[DeviceRates]) -> None:
-    kept = kept_on_devices(model)
+@given(models(), fleets(), st.booleans())
+def test_each_layer_is_on_one_device(
+    model: StageModel, fleet: Sequence[DeviceRates], head: bool
+) -> None:
+    kept = kept_on_devices(model, head=head and not model.ps_layers)
+    head = kept.resident_head
     try:
         plan = plan_resident(kept, fleet, PS)
     except DeviceMemoryError:
         return
     check_right(plan, kept, fleet)
-    assert all(len(stage.devices) == 1 and not stage.loss for stage in plan.stages)
+    assert all(len(stage.devices) == 1 for stage in plan.stages)
+    assert plan.stages[-1].loss == head
+    assert not any(stage.loss for stage in plan.stages[:-1])
     assert len({stage.devices for stage in plan.stages}) == len(plan.stages)
     assert not plan.slices
 
@@ -145,10 +150,57 @@ def test_a_step_ends_with_the_updates_of_the_devices() -> None:
 def test_what_devices_update_is_no_work_of_the_server() -> None:
     sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
     forecaster = sizes.forecaster(2, sizes.server(3e11))
+    at_server = replace(forecaster, cut=lambda n: replace(forecaster.cut(n), head_may_move=False))
     (layer, *_), parameters = cut(1024, 2).layers, sizes.trained_parameters
     inside = 12 * layer.sum_bytes / 4
     slow = replace(forecaster.ps, optimizer_s=50.0, parameter_s=50.0 / parameters)
-    fast_s = forecaster.with_state_on_devices(home(4)).step_s
-    slow_s = replace(forecaster, ps=slow).with_state_on_devices(home(4)).step_s
+    fast_s = at_server.with_state_on_devices(home(4)).step_s
+    slow_s = replace(at_server, ps=slow).with_state_on_devices(home(4)).step_s
     outside_s = 50.0 * (parameters - inside) / parameters
     assert slow_s - fast_s == pytest.approx(outside_s, abs=0.1)
+    # All parameters after the last layer, and the embedding, are then on a device.
+    head = replace(forecaster, ps=slow).with_state_on_devices(home(4))
+    assert head.step_s < slow_s / 2
+
+
+def test_a_device_has_the_head_if_that_is_faster() -> None:
+    """A slow server leaves it to a device, which then has fewer layers. A fast one computes it."""
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    for server, on_device in ((2e10, True), (3e12, False)):
+        found = sizes.forecaster(8, sizes.server(server)).with_state_on_devices(home(6))
+        assert found.stages is not None
+        model, plan = found.stages
+        assert (plan.stages[-1].loss, model.resident_head) == (on_device, on_device)
+        assert [n for s in plan.stages for n in range(s.first, s.stop)] == [*range(12)]
+    alone = sizes.forecaster(8, sizes.server(2e10))
+    before = replace(alone, cut=lambda n: replace(alone.cut(n), head_may_move=False))
+    slow, fast = (each.with_state_on_devices(home(6)) for each in (before, alone))
+    assert fast.step_s < slow.step_s
+    assert fast.server_bytes < slow.server_bytes
+
+
+def test_the_head_needs_memory_for_its_state() -> None:
+    """Weights, two moments, their snapshot and the gradient, all in fp32."""
+    model = kept_on_devices(cut(1024, 2), head=True)
+    least = 7 * model.loss.sum_bytes
+    small = [replace(device, memory_bytes=least // 2) for device in home(6)]
+    with pytest.raises(DeviceMemoryError, match="the LM head and 12 layers"):
+        plan_resident(model, small, PS)
+    large = replace(small[3], memory_bytes=8 * 10**9)
+    plan = plan_resident(model, [*small[:3], large, *small[4:]], PS)
+    assert plan.stages[-1].devices == (3,)
+    assert plan.stages[-1].loss
+    assert plan.memory_bytes[3] > least
+
+
+def test_a_device_with_a_tied_head_also_sends_the_first_inputs() -> None:
+    """And it gets their gradients. That is one more activation in each direction."""
+    model = kept_on_devices(cut(1024, 2), head=True)
+    stages = [PlannedStage(0, 12, (0,)), PlannedStage(12, 12, (1,), loss=True)]
+    devices = {device.device: device for device in home(2)}
+    plans = [predict(replace(model, tied=tied), stages, devices, PS) for tied in (True, False)]
+    tied, untied = plans
+    activations = 1024 * model.width * model.element_bytes
+    assert tied.uplink_bytes - untied.uplink_bytes == pytest.approx(activations, rel=0.2)
+    assert tied.downlink_bytes - untied.downlink_bytes == pytest.approx(activations, rel=0.2)
+    assert tied.step_s > untied.step_s

@@ -18,6 +18,8 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageDone
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
+    EmbeddingWork,
     LayerWork,
     LossWork,
     Resident,
@@ -103,11 +105,12 @@ def step_work(
     slices: Sequence[PlannedStage] = (),
     step: int = 0,
     frozen: Container[int] = (),
+    tied: bool = False,
     **changed: Any,
 ) -> StepWork:
     """A step whose layers are symbols, with a loss if the last stage has one, or in slices.
 
-    Layers in `frozen` have no gradients.
+    Layers in `frozen` have no gradients. If `tied`, the last stage computes the embedding, too.
     """
     shape = SumShape(sum_rows, 5)
     mask = names.extra("mask")
@@ -142,9 +145,21 @@ def step_work(
             (names.X, names.TARGETS, names.parameter("h"), names.total("h")),
             (names.LOSS, names.DX, names.new_total("h")),
         )
-        loss = LossWork(
-            graph, {names.parameter("h"): array("h", 16, WEIGHTS)}, {"h": shape}, targets, 5
+        held_by_loss = {names.parameter("h"): array(f"w{LOSS_LAYER}", 40, WEIGHTS)}
+        loss = LossWork(graph, held_by_loss, {"h": shape}, targets, 5)
+    embedding, ids = None, []
+    if tied:
+        assert loss is not None
+        of_embedding = names.IDS, names.parameter("h")
+        embedding = EmbeddingWork(
+            StageGraph(b"embed", of_embedding, (names.Y,)),
+            StageGraph(
+                b"unembed", (*of_embedding, names.DY, names.total("h")), (names.new_total("h"),)
+            ),
+            loss.parameters,
+            loss.sums,
         )
+        ids = [array(("ids", before + batch)) for batch in range(batches)]
     x = [array(("x", before + batch)) for batch in range(batches)]
     of_slice = (names.X, names.TARGETS, names.parameter("h"))
     works = [
@@ -165,13 +180,17 @@ def step_work(
         for number in range(len(slices))
     ]
     settings: dict[str, Any] = {
-        "gradients": "fp32", "slices": slices, "slice_works": works, **changed
+        "gradients": "fp32", "slices": slices, "slice_works": works, "embedding": embedding,
+        "ids": ids, **changed
     }  # fmt: skip
     return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)
 
 
 def resident_of(work: StepWork) -> Resident:
-    """Return the trained state of a step's layers: a weight and a moment of each that trains."""
+    """Return the trained state of a step's layers: a weight and a moment of each that trains.
+
+    If the step has a loss, that counts as a layer.
+    """
     moment = names.moment(0)
     state = names.WEIGHT, moment
     parameters = {}
@@ -181,6 +200,9 @@ def resident_of(work: StepWork) -> Resident:
         made = array_in_parts if number % 2 else array
         weight = layer.parameters[names.parameter("w")]
         parameters[number, "w"] = ResidentParameter(weight, (made(f"m{number}", 40, WEIGHTS),), 0)
+    if work.loss is not None:
+        weight, moment_array = work.loss.parameters[names.parameter("h")], array("m-1", 40, WEIGHTS)
+        parameters[LOSS_LAYER, "h"] = ResidentParameter(weight, (moment_array,), 0)
     total, new = names.total(names.SQUARES), names.new_total(names.SQUARES)
     return Resident(
         parameters,
@@ -287,7 +309,7 @@ class SymbolicDevice:
 
     def _run(self, message: messages.RunGraph) -> list[Any]:
         kind, _, layer = self.held[message.graph].decode().partition(" ")
-        given = [self.held[id] if id else () for id in message.inputs]
+        given: list[Any] = [self.held[id] if id else () for id in message.inputs]
         if kind == "forward":
             x, w, mask = given
             assert is_of_step(w, layer, x)
@@ -322,7 +344,17 @@ class SymbolicDevice:
                 self.lied, scalars = True, self.lie
             updates = (*updates, (scalars, gradient))
             return [("updated", name, updates), ("updated", moment_name, updates)]
-        x, targets, _, total = given
+        if kind == "embed":
+            ids, h = given
+            x = "x", ids[1]
+            assert is_of_step(h, "-1", x)
+            return [x]
+        if kind == "unembed":
+            ids, h, dy, total = given
+            assert is_of_step(h, "-1", ("x", ids[1]))
+            return [(*total, (ids, dy))]
+        x, targets, h, total = given
+        assert h == "w-1" or is_of_step(h, "-1", x)
         return [("loss", x, targets), ("dy", x, targets), (*total, (x, targets))]
 
 

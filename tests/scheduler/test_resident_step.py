@@ -23,6 +23,7 @@ from cleave.scheduler.stages.resident import KeptState, Lineage, ResidentParamet
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
 from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
     LoggedStep,
     RequestKind,
     Resident,
@@ -33,6 +34,7 @@ from cleave.scheduler.tiles.device_memory import Names
 from tests.examples import examples
 from tests.scheduler.stage_devices import (
     LOST,
+    STEP_BATCHES,
     TOKENS,
     SymbolicDevice,
     SymbolicFleet,
@@ -80,6 +82,8 @@ class Training(Trial):
     Args:
         failing: probability that an order fails.
         frozen: layers that are not trained.
+        head: whether a device has the state of the loss.
+        tied: whether this device also computes the embedding.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Training(Trial):
         rng: random.Random | None = None,
         failing: float = 0.0,
         frozen: Set[int] = frozenset(),
+        head: bool = False,
+        tied: bool = False,
     ) -> None:
         self.fleet = SymbolicFleet()
         self.failing = failing
@@ -110,8 +116,9 @@ class Training(Trial):
         for device in self.fleet.devices:
             self.runs.opened(device)
         self.kept: Sequence[KeptState] = ()  # what devices have after the last logged step
-        self.frozen = frozen
-        self.first = step_work(LAYERS, 1, stages_of([], [(1,)], False), frozen=frozen)
+        self.frozen, self.tied = frozen, tied
+        stages = stages_of([], [(1,)], head)
+        self.first = step_work(LAYERS, 1, stages, frozen=frozen, tied=tied)
         self.resident = resident_of(self.first)
         self.log: list[LoggedStep] = []
         self.position = 0  # number of updates in the snapshot
@@ -130,12 +137,17 @@ class Training(Trial):
         step = len(self.done)
         self.extra = f"extra {step}"
         extra = array(self.extra, 8)
-        made = step_work(LAYERS, batches, stages, step=step, frozen=self.frozen, **changed)
+        how: dict[str, Any] = {"step": step, "frozen": self.frozen, "tied": self.tied, **changed}
+        made = step_work(LAYERS, batches, stages, **how)
+        if (loss := self.first.loss) is not None:
+            assert made.loss is not None
+            loss = replace(loss, targets=made.loss.targets)
         layers = [
             replace(first, of_batch=layer.of_batch, extras={"extra": extra})
             for first, layer in zip(self.first.layers, made.layers, strict=True)
         ]
-        return replace(made, layers=layers, resident=self._resident())
+        first: dict[str, Any] = {"loss": loss, "embedding": self.first.embedding}
+        return replace(made, layers=layers, resident=self._resident(), **first)
 
     def _resident(self) -> Resident:
         log = tuple(self.log)
@@ -168,10 +180,9 @@ class Training(Trial):
         asked = [outcome for outcome in self.fleet.told if isinstance(outcome, UpdateWanted)]
         assert len(asked) <= 1
         if asked:
-            assert asked[0].squares == len(self.resident.parameters) * len(self.work.x)
-            found = {batch: dx.value for batch, dx in asked[0].dx.items()}
-            assert found == {b: self._expected(b, self.work)[1][0] for b in found}
-            assert len(found) == len(self.work.x)
+            gradients = len(self.resident.parameters) + self.tied
+            assert asked[0].squares == gradients * self.work.batches
+            self._check_returned(asked[0])
         return bool(asked) and not self.scalars
 
     def update(self) -> None:
@@ -287,9 +298,7 @@ class Training(Trial):
             self._take(Snapshot(len(self.done), result.state, result.holders))
             self.kept = ()
             return result
-        assert {b: dx.value for b, dx in result.dx.items()} == {
-            b: self._expected(b, self.work)[1][0] for b in range(len(self.work.x))
-        }
+        self._check_returned(result)
         work = replace(self.work, resident=self.resident)
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
         self.log.append(LoggedStep(work, x, dy, self.scalars))
@@ -299,6 +308,14 @@ class Training(Trial):
             self._take(snapshot)
         self.kept = self.runs.kept() if self.log else ()
         return result
+
+    def _check_returned(self, result: UpdateWanted | StepResult) -> None:
+        """Check the losses, and the gradients for an embedding on the PS."""
+        expected = [self._expected(batch, self.work) for batch in range(self.work.batches)]
+        losses, dx = ({b: s.value for b, s in each.items()} for each in (result.losses, result.dx))
+        found = {b: ("loss", xs[-1], ("targets", b)) for b, (xs, _) in enumerate(expected)}
+        assert losses == (found if self.work.loss is not None else {})
+        assert dx == ({} if self.tied else {b: dys[0] for b, (_, dys) in enumerate(expected)})
 
     def _check_held(self) -> None:
         """Check that devices have nothing but graphs, parameters and arguments of layers."""
@@ -345,9 +362,14 @@ class Training(Trial):
             for step, (scalars, gradient) in enumerate(updates):
                 assert scalars == ("scalars", step)
                 pairs = []
-                for batch in range(len(self.done[step].x)):
+                for batch in range(self.done[step].batches):
                     xs, dys = self._expected(batch, self.done[step], step)
-                    pairs.append((xs[layer], dys[layer + 1]))
+                    if layer != LOSS_LAYER:
+                        pairs.append((xs[layer], dys[layer + 1]))
+                        continue
+                    pairs.append((xs[-1], ("targets", batch)))
+                    if self.tied:
+                        pairs.append((("ids", step * STEP_BATCHES + batch), dys[0]))
                 assert Counter(map(repr, gradient)) == Counter(map(repr, pairs))
 
     def _expected(self, batch: int, work: StepWork, step: int | None = None) -> Any:
@@ -359,14 +381,22 @@ def states_on(device: SymbolicDevice) -> list[str]:
     return sorted(history_of(v)[0] for v in device.held.values() if v[0] in ("updated", "w", "m"))
 
 
-def drawn_stages(data: st.DataObject, devices: int) -> tuple[list[PlannedStage], frozenset[int]]:
-    """Any cut into stages, each on any one device, and any layers on the PS."""
+def drawn_stages(
+    data: st.DataObject, devices: int, *, head: bool = False
+) -> tuple[list[PlannedStage], frozenset[int]]:
+    """Any cut into stages, each on any one device, and any layers on the PS.
+
+    If `head`, the loss is in the last stage, or in a stage of its own.
+    """
     cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
     who: list[tuple[int, ...]] = [
         (data.draw(st.integers(1, devices)),) for _ in range(len(cuts) + 1)
     ]
     after = data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset()
-    return stages_of(cuts, who, False), after
+    if head and data.draw(st.booleans()):
+        alone = PlannedStage(LAYERS, LAYERS, (data.draw(st.integers(1, devices)),), loss=True)
+        return [*stages_of(cuts, who, False), alone], after
+    return stages_of(cuts, who, head), after
 
 
 def disturbed(training: Training, rng: random.Random, trouble: float, events: int) -> None:
@@ -403,12 +433,16 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
     trouble = rng.choice([0.0, 0.003, 0.01, 0.03, 0.1])
     roomy = rng.random() < 0.5 or failing > 0.01
     frozen = data.draw(st.sets(st.integers(0, LAYERS - 1), max_size=LAYERS - 1))
-    training = Training(devices, memory_bytes=2**30 if roomy else 0, rng=rng, frozen=frozen)
+    memory_bytes, head = 2**30 if roomy else 0, data.draw(st.booleans())
+    training = Training(
+        devices, memory_bytes=memory_bytes, rng=rng, frozen=frozen, head=head,
+        tied=head and data.draw(st.booleans()),
+    )  # fmt: skip
     kept = KeptBatches(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)))
-    stages, after = drawn_stages(data, devices)
+    stages, after = drawn_stages(data, devices, head=head)
     for _ in range(rng.randint(1, 5)):
         if not training.log:
-            stages, after = drawn_stages(data, devices)
+            stages, after = drawn_stages(data, devices, head=head)
         fetches = bool(training.done) and rng.random() < 0.3
         completed = False
         while not completed:

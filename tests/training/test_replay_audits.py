@@ -20,7 +20,8 @@ from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.machine.graph_run import GraphRun, Kept
-from cleave.planner.stages.model import PlannedStage
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.planner.stages.resident import Protection
 from cleave.scheduler.stages.resident import Holding, Lineage, Snapshot
 from cleave.scheduler.stages.work import RequestKind, StageOrder
@@ -45,7 +46,7 @@ from tests.training.runs import losses, nightly, notes_of
 from tests.training.test_resident import ADAMW, MOST, SGD, Run, plain_losses, same_weights
 from tests.training.test_resident_resume import KilledError, job_of
 from tests.training.test_staged import batches
-from tests.training.test_suspicion import Lie, Lying, dx, output
+from tests.training.test_suspicion import Lie, Lying, dx, loss, output
 
 pytestmark = pytest.mark.slow
 
@@ -163,16 +164,21 @@ def fleet_of(*lies: Lie, devices: int = 3) -> Fleet:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "rule"),
-    [("opt", DType.FP32, ADAMW), ("llama", DType.BF16, ADAMW), ("llama", DType.FP32, SGD)],
+    ("family", "dtype", "rule", "head"),
+    [
+        ("opt", DType.FP32, ADAMW, False),
+        ("opt", DType.BF16, ADAMW, True),
+        ("llama", DType.BF16, ADAMW, False),
+        ("llama", DType.FP32, SGD, True),
+    ],
 )
 def test_honest_devices_are_not_blamed(
-    family: str, dtype: DType, rule: UpdateRule, tmp_path: Path
+    family: str, dtype: DType, rule: UpdateRule, tmp_path: Path, *, head: bool
 ) -> None:
     model = small_model(family)
     plain, given = copy.deepcopy(model), batches(STEPS)
     with fleet_of() as fleet:
-        run = Repeating(model, fleet, rule, 1.0, dtype, log=tmp_path)
+        run = Repeating(model, fleet, rule, 1.0, dtype, head=head, log=tmp_path)
         mine = run.all_losses(given)
         assert run.replays.counters.stages >= 4
         assert run.replays.counters.steps == 2 * STEPS
@@ -193,18 +199,40 @@ FALSIFIED = {
 }
 
 
-@pytest.mark.parametrize("what", FALSIFIED)
-@pytest.mark.parametrize("dtype", [DType.FP32, nightly(DType.BF16)])
-def test_what_a_liar_returned_is_undone(what: str, dtype: DType, tmp_path: Path) -> None:
+def head_on_liar(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """All layers on one device, and the LM head on the liar, if it is there."""
+    ids, count = sorted(rates.device for rates in devices), len(model.layers)
+    head = LIAR if LIAR in ids else ids[-1]
+    stages = PlannedStage(0, count, (ids[0],)), PlannedStage(count, count, (head,), loss=True)
+    return StagePlan(stages, {}, 1.0, {}, 0, 0)
+
+
+WITH_HEAD = {"embeddings": FALSIFIED["outputs"], "losses": Falsified(loss, 1.05), **FALSIFIED}
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "head"),
+    [
+        *((what, DType.FP32, False) for what in FALSIFIED),
+        *(nightly(what, DType.BF16, False) for what in FALSIFIED),
+        ("embeddings", DType.FP32, True),
+        ("losses", DType.FP32, True),
+        *(nightly(what, dtype, True) for what in WITH_HEAD for dtype in (DType.FP32, DType.BF16)),
+    ],
+)
+def test_what_a_liar_returned_is_undone(
+    what: str, dtype: DType, tmp_path: Path, *, head: bool
+) -> None:
     """The last losses are those of plain training. The liar, and only the liar, is quarantined."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(STEPS)
-    lie = copy.copy(FALSIFIED[what])
+    lie = copy.copy(WITH_HEAD[what])
+    settings: dict[str, Any] = {"head": True, "resident_planner": head_on_liar} if head else {}
     if dtype is DType.BF16:  # errors of some percent may be rounding, or need more audits
         lie.value = abs(1 + 20 * (lie.value - 1))
     with fleet_of(lie) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Repeating(model, fleet, dtype=dtype, log=tmp_path)
+        run = Repeating(model, fleet, dtype=dtype, log=tmp_path, **settings)
         mine = run.all_losses(given)
         check_state(fleet.runtime.manager)
         assert LIAR not in fleet.runtime.stage_devices()

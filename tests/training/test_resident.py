@@ -58,14 +58,17 @@ class Run:
         rule: UpdateRule = ADAMW,
         clip: float = 1.0,
         dtype: DType = DType.FP32,
+        head: bool = False,
         **settings: Any,
     ) -> None:
         self.model = model
         kept = {key: settings.pop(key) for key in ("log", "files", "stored") if key in settings}
-        planner = settings.pop("resident_planner", EvenStages(loss=False))
+        planner = settings.pop("resident_planner", EvenStages(loss=head))
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
         self.staged = staged(model, fleet, loss=False, dtype=dtype, **settings)
-        self.staged.keep_on_devices(self.optimizer, StateStorage(**kept), planner=planner)
+        self.staged.keep_on_devices(
+            self.optimizer, StateStorage(**kept), planner=planner, head=head
+        )
 
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
@@ -104,23 +107,28 @@ def same_weights(model: nn.Module, plain: nn.Module, most: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "dtype", "rule", "clip"),
+    ("family", "dtype", "rule", "clip", "head"),
     [
-        ("opt", DType.FP32, ADAMW, 1.0),
-        ("llama", DType.BF16, ADAMW, 0.0),
-        ("llama", DType.FP32, SGD, 1.0),
-        nightly("gpt2", DType.FP32, ADAMW, 1.0),
-        nightly("qwen3", DType.FP32, ADAMW, 0.0),
-        nightly("opt", DType.BF16, SGD, 1.0),
+        ("opt", DType.FP32, ADAMW, 1.0, False),
+        ("opt", DType.FP32, SGD, 1.0, True),
+        ("llama", DType.BF16, ADAMW, 0.0, True),
+        nightly("llama", DType.FP32, SGD, 1.0, False),
+        nightly("gpt2", DType.FP32, ADAMW, 1.0, False),
+        nightly("gpt2", DType.FP32, ADAMW, 1.0, True),
+        nightly("qwen3", DType.FP32, ADAMW, 0.0, True),
+        nightly("opt", DType.BF16, ADAMW, 1.0, True),
+        nightly("opt", DType.BF16, SGD, 1.0, False),
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(
-    family: str, dtype: DType, rule: UpdateRule, clip: float
+    family: str, dtype: DType, rule: UpdateRule, clip: float, *, head: bool
 ) -> None:
+    """Also if a device has the LM head; with OPT and GPT-2, this device also embeds tokens."""
     model = small_model(family)
     plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
-        run = Run(model, fleet, rule, clip, dtype)
+        run = Run(model, fleet, rule, clip, dtype, head=head)
+        assert run.staged.work.is_tied == (family in ("opt", "gpt2"))
         mine = [run.step(ids) for ids in given]
         run.staged.sync()
     assert mine == pytest.approx(plain_losses(plain, given, rule, clip), rel=MOST[dtype])
@@ -128,9 +136,10 @@ def test_steps_lose_as_plain_pytorch_does(
         same_weights(model, plain, 1e-3)
 
 
-def test_neither_weights_nor_gradients_travel() -> None:
+@pytest.mark.parametrize("head", [False, True])
+def test_neither_weights_nor_gradients_travel(*, head: bool) -> None:
     with emulated(2, seed=1) as fleet:
-        run = Run(small_model("opt"), fleet)
+        run = Run(small_model("opt"), fleet, head=head)
         first, *later = batches(3)
         run.step(first)
         before = fleet.counters().traffic
@@ -183,14 +192,17 @@ def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 170, nightly(101), nightly(400)])
-def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
+@pytest.mark.parametrize(
+    ("after", "head"),
+    [(0, True), (170, False), nightly(170, True), nightly(101, True), nightly(400, False)],
+)
+def test_snapshots_are_taken_while_devices_work_on(after: int, *, head: bool) -> None:
     """The log then holds only the steps after the snapshot, also if devices are lost."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(12)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet)
+        run = Run(model, fleet, head=head)
         state = run.staged.resident
         assert state is not None
         run.staged.plans.protection = lambda *_: Protection(2, 9)  # type: ignore[method-assign]
@@ -212,14 +224,17 @@ def test_snapshots_are_taken_while_devices_work_on(after: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [97, 150, 333, nightly(61), nightly(211)])
-def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("after", "head"),
+    [(97, True), (150, False), (333, True), *(nightly(n, h) for n in (61, 211) for h in (0, 1))],
+)
+def test_lost_devices_change_nothing(after: int, tmp_path: Path, *, head: bool) -> None:
     """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, log=tmp_path)
+        run = Run(model, fleet, head=bool(head), log=tmp_path)
         lost = losing(fleet.runtime, after)
         mine = []
         for number, ids in enumerate(given):
@@ -238,14 +253,18 @@ def test_lost_devices_change_nothing(after: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [97, 333, nightly(61), nightly(150), nightly(211)])
-@pytest.mark.parametrize("away_s", [5.0, RETURN_S + 1, nightly(1000.0)])
-def test_devices_that_return_with_their_state_change_nothing(after: int, away_s: float) -> None:
+@pytest.mark.parametrize(
+    ("away_s", "head"), [(5.0, True), (RETURN_S + 1, False), nightly(1000.0, True)]
+)
+def test_devices_that_return_with_their_state_change_nothing(
+    after: int, away_s: float, *, head: bool
+) -> None:
     """Whatever they were doing when their connection was cut."""
     model = small_model("opt")
     plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
         assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet)
+        run = Run(model, fleet, head=head)
         lost = losing(fleet.runtime, after, away_s)
         mine = [run.step(ids) for ids in given]
         run.staged.sync()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +35,7 @@ from cleave.training.loop.start import train
 from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.stage_plans import StagePlans
+from cleave.training.stages.staged import StagedModel
 from cleave.training.stages.step_log import LogFolder
 from cleave.workload.build import load_folder
 from emulator.virtual import emulated
@@ -112,6 +113,14 @@ FUNCTIONS = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["", "with the LM head"])
+def head(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether a device also keeps the LM head and the embedding."""
+    found: bool = request.param
+    with mock.patch.object(StagedModel, "_head_moves", return_value=found):
+        yield found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "at", "after"),
@@ -133,6 +142,7 @@ FUNCTIONS = {
         ),
     ],
 )
+@pytest.mark.usefixtures("head")
 def test_no_step_is_lost_or_repeated(
     tmp_path: Path, corpus_file: Path, function: str, at: int, after: bool
 ) -> None:

@@ -143,6 +143,10 @@ class StageModel:
             layers follow the last entry in `layers`, the PS also computes the loss.
         beside_bytes: bytes sent per token for layer arguments that differ between micro-batches,
             such as attention masks for packed documents. The layer's input is excluded.
+        head_may_move: whether the state of the LM head and the loss can be on a device.
+        tied: whether the embedding and the LM head share a trained parameter. A device with the
+            state of the LM head then also computes the embedding.
+        resident_head: whether the state of the LM head and the loss is on a device.
     """
 
     layers: Sequence[LayerCost]
@@ -157,6 +161,9 @@ class StageModel:
     most_slices: int = 1
     ps_layers: Sequence[PsLayers] = ()
     beside_bytes: float = 0.0
+    head_may_move: bool = False
+    tied: bool = False
+    resident_head: bool = False
 
     @property
     def cuts(self) -> list[int]:
@@ -291,6 +298,8 @@ class PlannedStage:
         """Return a user-facing name, such as "layers 1 to 3". Layers are counted from 1."""
         if self.slice is not None:
             return f"slice {self.slice.number + 1} of {self.slice.of} of the loss"
+        if self.first == self.stop:
+            return "the loss"
         return f"layers {self.first + 1} to {self.stop}"
 
 
@@ -345,6 +354,8 @@ class StagePlan:
     @property
     def where_loss(self) -> str:
         """Return where the loss is computed, as text such as "on the last stage"."""
+        if not self.slices and self.stages[-1].first == self.stages[-1].stop:
+            return "on 1 device"
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
@@ -354,10 +365,11 @@ class StagePlan:
     def described(self, model: StageModel) -> str:
         """Return a user-facing description of the plan, without a full stop."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
-        if len(self.stages) > _NAMED:
-            sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
-            devices = _span([len(stage.devices) for stage in self.stages], "device", "devices")
-            held = [f"{len(self.stages)} of {sizes} on {devices} each"]
+        stages = [stage for stage in self.stages if stage.first < stage.stop]
+        if len(stages) > _NAMED:
+            sizes = _span([stage.stop - stage.first for stage in stages], one, many)
+            devices = _span([len(stage.devices) for stage in stages], "device", "devices")
+            held = [f"{len(stages)} of {sizes} on {devices} each"]
         else:
             held = [
                 (
@@ -366,11 +378,11 @@ class StagePlan:
                     else f"{many} {stage.first + 1} to {stage.stop}"
                 )
                 + f" on {_span([len(stage.devices)], 'device', 'devices')}"
-                for stage in self.stages
+                for stage in stages
             ]
         if model.ps_layers:
             held.append("the others on the parameter server")
-        where = "on the last stage" if self.stages[-1].loss else self.where_loss
+        where = self.where_loss
         return f"stages: {', '.join(held)}; the loss {where}; predicted step {self.step_s:.3g} s"
 
 

@@ -1,7 +1,7 @@
 """Plans of stages whose weights and optimizer state stay on devices.
 
 Each layer is on exactly one device. Otherwise, the devices of a layer would have to exchange
-gradients. The PS computes the loss.
+gradients. The PS or one device computes the loss.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import (
     UPDATE_FLOPS,
+    LayerCost,
     PlannedStage,
     PsCompute,
     StageModel,
     StagePlan,
 )
 from cleave.planner.stages.prediction import GAIN, PAYS_IN_STEPS, held_bytes, predict
+from cleave.planner.stages.simulation import costs_of
 from cleave.planner.stages.snapshots import SnapshotCosts, least_interval, most_copies
 
 # Weights and two moments, and a snapshot of all three that the device is uploading.
@@ -29,26 +31,32 @@ _STATE_ARRAYS: Final = 3
 _FP32_BYTES: Final = 4
 
 
-def kept_on_devices(model: StageModel) -> StageModel:
-    """Return the costs of a model whose layers' weights and optimizer state stay on devices."""
-    layers = [
-        replace(
-            layer,
-            frozen_bytes=layer.frozen_bytes + _ARRAYS * layer.sum_bytes,
+def kept_on_devices(model: StageModel, *, head: bool = False) -> StageModel:
+    """Return the costs of a model whose layers' weights and optimizer state stay on devices.
+
+    Args:
+        head: whether the weights and optimizer state of the LM head stay on a device, too.
+    """
+
+    def kept(cost: LayerCost) -> LayerCost:
+        return replace(
+            cost,
+            frozen_bytes=cost.frozen_bytes + _ARRAYS * cost.sum_bytes,
             weight_bytes=0,
             gradient_bytes=0,
-            update_flops=UPDATE_FLOPS * layer.sum_bytes / _FP32_BYTES,
+            update_flops=UPDATE_FLOPS * cost.sum_bytes / _FP32_BYTES,
         )
-        for layer in model.layers
-    ]
-    return replace(model, layers=layers)
+
+    loss = kept(model.loss) if head else model.loss
+    return replace(model, layers=[kept(c) for c in model.layers], loss=loss, resident_head=head)
 
 
 def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the plan with the shortest predicted step among the plans tried.
 
-    For each number n, the layers are divided among the n fastest devices so that the slowest stage
-    is as fast as possible. This function is a `StagePlanner`.
+    For each number n, the layers, and the loss if its state is on a device, are divided among the n
+    fastest devices so that the slowest stage is as fast as possible. This function is a
+    `StagePlanner`.
 
     Args:
         model: a model returned by `kept_on_devices`.
@@ -60,16 +68,17 @@ def plan_resident(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompu
     able = sorted(
         (device.for_graphs() for device in devices if device.memory_bytes >= least),
         key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
-    )[: len(model.layers)]
+    )[: len(model.layers) + model.resident_head]
     by_id = {device.device: device for device in able}
     plans = [predict(model, stages, by_id, ps) for stages in _divisions(model, able)]
     if not plans:
         one = least_bytes(model)
         large = sum(d.memory_bytes >= one for d in devices)
+        what = "the LM head and " if model.resident_head else ""
         raise DeviceMemoryError(
-            f"{len(model.layers)} layers and their optimizer state do not fit on {len(devices)} "
-            f"devices, of which {large} can hold a layer ({one / 1e6:.0f} MB); connect devices "
-            "with more memory, or use --state server"
+            f"{what}{len(model.layers)} layers and their optimizer state do not fit on "
+            f"{len(devices)} devices, of which {large} can hold a layer ({one / 1e6:.0f} MB); "
+            "connect devices with more memory, or use --state server"
         )
     return min(plans, key=lambda plan: plan.step_s)
 
@@ -96,7 +105,7 @@ def plan_again(
         key=lambda device: (_fair_share_s(model, device, len(devices)), device.device),
     )
     found = list(stages)
-    largest = sorted(range(len(stages)), key=lambda n: stages[n].first - stages[n].stop)
+    largest = sorted(range(len(stages)), key=lambda n: -_flops(model, stages[n]))
     for rank, number in enumerate(largest):
         device = able[rank % len(able)].device
         found[number] = replace(stages[number], devices=(device,))
@@ -105,19 +114,26 @@ def plan_again(
 
 def _fair_share_s(model: StageModel, device: DeviceRates, devices: int) -> float:
     """Return the time in seconds that a device would need for an equal share of a step."""
-    tokens = sum(model.tokens)
-    flops = tokens * math.fsum(layer.flops for layer in model.layers) / devices
+    tokens, every = sum(model.tokens), PlannedStage(0, len(model.layers), (), model.resident_head)
+    flops = tokens * _flops(model, every) / devices
     nbytes = 2 * tokens * model.width * model.element_bytes
     slowest = min(device.downlink_bytes_per_s, device.uplink_bytes_per_s)
     return max(flops / device.flops_per_s, nbytes / slowest)
 
 
+def _flops(model: StageModel, stage: PlannedStage) -> float:
+    """Return the FLOPs per token of a stage."""
+    return math.fsum(cost.flops for cost in costs_of(model, stage))
+
+
 def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[PlannedStage]]:
     """Return the best division of all layers among the first n devices, for each possible n.
 
-    A device with too little memory for a layer gets no stage.
+    The loss counts as one more layer if its state is on a device. A device with too little memory
+    for a layer gets no stage.
     """
-    count = len(model.layers)
+    layers = len(model.layers)
+    count = layers + model.resident_head
     # Maps `stop` to the best division of the layers before it: the slowest stage's seconds per
     # token, and the stages.
     best: dict[int, tuple[float, list[PlannedStage]]] = {0: (0.0, [])}
@@ -126,13 +142,12 @@ def _divisions(model: StageModel, devices: Sequence[DeviceRates]) -> list[list[P
         reached = dict(best)  # divisions that leave the device idle
         for first, (slowest_s, stages) in best.items():
             for stop in range(first + 1, count + 1):
-                stage = PlannedStage(first, stop, (device.device,))
+                stage = PlannedStage(first, min(stop, layers), (device.device,), stop > layers)
                 if any(first < cut < stop for cut in model.cuts):
                     break
                 if held_bytes(model, stage) > device.memory_bytes:
                     break
-                flops = math.fsum(layer.flops for layer in model.layers[first:stop])
-                step_s = max(slowest_s, flops / device.flops_per_s)
+                step_s = max(slowest_s, _flops(model, stage) / device.flops_per_s)
                 if stop not in reached or step_s < reached[stop][0]:
                     reached[stop] = step_s, [*stages, stage]
         best = reached
@@ -153,14 +168,17 @@ def worth_moving(
         devices: the devices of both plans, by ID.
     """
 
+    every = [*model.layers, model.loss]
+
     def layers_of(plan: StagePlan) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
         for stage in plan.stages:
-            found.setdefault(stage.devices[0], set()).update(range(stage.first, stage.stop))
+            layers = range(stage.first, stage.stop + stage.loss)
+            found.setdefault(stage.devices[0], set()).update(layers)
         return found
 
     def state_bytes(layers: Iterable[int]) -> float:
-        return _STATE_ARRAYS * math.fsum(model.layers[layer].sum_bytes for layer in layers)
+        return _STATE_ARRAYS * math.fsum(every[layer].sum_bytes for layer in layers)
 
     held, wanted = layers_of(before), layers_of(after)
     returned_s = max(state_bytes(held[d]) / devices[d].uplink_bytes_per_s for d in held)
@@ -208,10 +226,9 @@ def protection(
     snapshot_bytes = 0
     for stage in plan.stages:
         device = devices[stage.devices[0]]
-        layers = model.layers[stage.first : stage.stop]
-        state = _STATE_ARRAYS * sum(layer.sum_bytes for layer in layers)
+        state = _STATE_ARRAYS * sum(cost.sum_bytes for cost in costs_of(model, stage))
         snapshot_bytes += state
-        flops_s = tokens * math.fsum(layer.flops for layer in layers) / device.flops_per_s
+        flops_s = tokens * _flops(model, stage) / device.flops_per_s
         costs = SnapshotCosts(
             step_s=plan.step_s,
             upload_s=state / device.uplink_bytes_per_s,

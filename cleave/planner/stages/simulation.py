@@ -7,6 +7,9 @@ and losses one at a time. Each slice of the loss receives the output of the last
 backward pass starts after the forward passes of all slices. The last stage's backward pass starts
 after the backward passes of all slices.
 
+A device with the state of a tied LM head also computes the embedding. It returns the first stage's
+inputs, and receives their gradients. Only these transfers are simulated.
+
 A device on the PS's computer shares its processor with the PS, whose work interrupts the device's
 graph runs. If devices keep the trained state, they return squared gradients after all passes, and
 then update their layers.
@@ -115,6 +118,8 @@ class StageSimulation:
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
         self._ps_free_s = self._end_s = self._squares_s = 0.0
+        tied_head = model.tied and model.resident_head
+        self._embeds = self.stages[-1].devices[0] if tied_head else None
         # The device on the PS's computer, and its queued and running graph runs.
         self._own = self.devices.get(-1 if ps.own_device is None else ps.own_device)
         self._own_runs: deque[tuple[SimulatedMessage, SimulatedRequest | None]] = deque()
@@ -130,9 +135,12 @@ class StageSimulation:
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
-        for batch in range(len(self.model.tokens)):
-            heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
-        self._ask(0.0, first.devices)
+        if self._embeds is not None:
+            self._embed(self._embeds)
+        else:
+            for batch in range(len(self.model.tokens)):
+                self._put_forward(first, batch)
+            self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
         # Most events are transfers of pieces on the network card. They are handled here for speed.
         received, send_up = self._received_event, self._send_up_event
@@ -164,6 +172,18 @@ class StageSimulation:
         """Return the time in seconds between an update request to a device and its reply."""
         flops = math.fsum(c.update_flops for stage, _ in device.stages for c in stage.costs)
         return 2 * device.latency_s + flops / device.rates.flops_per_s
+
+    def _embed(self, device: SimulatedDevice) -> None:
+        """Let a device return the first stage's input of each micro-batch."""
+        model, rates = self.model, device.rates
+        device.sent_s = 2 * device.latency_s
+        for batch, tokens in enumerate(model.tokens):
+            activation = tokens * model.width * model.element_bytes
+            nbytes = round(rates.up_bytes(activation, model.coded_ratio))
+            took_s = nbytes / rates.uplink_bytes_per_s
+            device.y_s += took_s
+            device.sent_s = self.ingress.passed_s(device.sent_s, device.sent_s + took_s, nbytes)
+            self._at(device.sent_s, self._input_made, (self.stages[0], batch))
 
     def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
         heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
@@ -309,6 +329,8 @@ class StageSimulation:
                     self._squares_s = now_s + 2 * device.latency_s
                 if stage.number > 0:
                     others = self._passed_backward(now_s, self.stages[stage.number - 1], batch)
+                elif self._embeds is not None:
+                    self._return_dx(self._embeds, batch)
         if others is self._of_slices:
             self._ask(now_s, dict.fromkeys((device, *others)))
         elif device.under_way == REQUESTS_AT_ONCE - 1:
@@ -317,6 +339,17 @@ class StageSimulation:
             self._ask_first(now_s, others)
         if batch >= 0 and rules.may_take_sums(len(self.model.tokens) - stage.passed):
             self._take_sums(now_s, stage)
+
+    def _return_dx(self, device: SimulatedDevice, batch: int) -> None:
+        """Send the gradient of the first stage's input to the device with the embedding."""
+        model, rates = self.model, device.rates
+        activation = model.tokens[batch] * model.width * model.element_bytes
+        nbytes = round(rates.down_bytes(activation, model.coded_ratio))
+        took_s = nbytes / rates.downlink_bytes_per_s
+        self.egress.passed_bytes += nbytes
+        device.x_s += took_s
+        if self._squares_s:  # the device needs the last gradient for its squares
+            self._squares_s += took_s
 
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int

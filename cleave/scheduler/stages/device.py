@@ -138,14 +138,14 @@ class StageDevice(StagePasses):
     def repeat(self, request: StageRequest, steps: Sequence[LoggedStep]) -> None:
         """Append logged steps to the steps that the request must repeat, and request them."""
         for step in steps:
-            request.replay += ((step, batch) for batch in sorted(step.x[request.stage]))
-            request.replay.append((step, None))
+            request.replay += ((step, batch) for batch in (*step.backward(request.stage), None))
         self.more_replay(request)
 
     def more_replay(self, request: StageRequest) -> None:
         """Request more logged micro-batches and updates, up to the limit on tasks in flight."""
         now = self.work
-        while request.replay and len(request.answers) <= _REPLAYED * len(request.layers):
+        most = _REPLAYED * max(1, len(request.layers))
+        while request.replay and len(request.answers) <= most:
             step, batch = request.replay.popleft()
             self.work = step.work
             if batch is None:
@@ -153,8 +153,13 @@ class StageDevice(StagePasses):
                 self.forget_step(step.work, now, request.plan)
             else:
                 request.batch = batch
-                x, dy = step.x[request.stage][batch], step.dy[request.stage][batch]
-                self.backward(request, x, dy)
+                x, dy = step.x[request.stage][batch], step.dy[request.stage].get(batch)
+                if dy is None:
+                    self.last(request, x)
+                elif batch < step.work.batches:
+                    self.backward(request, x, dy)
+                else:
+                    self.embedding_backward(request, x, dy)
         self.work = now
 
     def forget_step(self, before: StepWork, now: StepWork, plan: PlannedStage) -> None:

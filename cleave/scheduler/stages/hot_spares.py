@@ -29,6 +29,7 @@ from cleave.scheduler.stages.work import (
     StageOrder,
     StageRequest,
     StepWork,
+    layers_of,
 )
 from cleave.scheduler.tiles.device_memory import Names
 
@@ -108,9 +109,12 @@ class HotSpares:
             holders: the devices that have a stage in this step.
         """
         assert work.resident is not None
+        for (device, _), copy in self._copies.items():
+            if self.is_busy(device):  # otherwise, `StageStep.begin` drops what is not needed
+                self._stores[device].forget_step(self._work or work, work, copy.stage)
         for (device, number), copy in list(self._copies.items()):
             stage = work.stages[number] if number < len(work.stages) else None
-            same = stage is not None and _layers(copy.stage) == _layers(stage)
+            same = stage is not None and layers_of(copy.stage) == layers_of(stage)
             late = copy.updates < work.resident.position  # a snapshot has replaced the log
             slow = copy.request.steps_left > copy.most
             ahead = copy.updates > work.resident.now  # the last step was not logged
@@ -121,8 +125,6 @@ class HotSpares:
             others = device in holders and not takes_over
             if late or slow or ahead or device not in rates or others or not same:
                 self._leave(device, number)
-            elif copy.is_busy:
-                self._stores[device].forget_step(self._work or work, work, copy.stage)
         if (most := work.resident.copies) is not None:
             for key in list(self._copies)[most:]:
                 self._leave(*key)
@@ -188,7 +190,7 @@ class HotSpares:
         out: list[SendStage] = []
         for (device, number), copy in self._copies.items():
             if device not in holders and self._may_follow(copy, step):
-                rest = sorted(step.x[number].keys() - copy.given)
+                rest = [batch for batch in step.backward(number) if batch not in copy.given]
                 copy.request.replay += ((step, batch) for batch in (*rest, None))
                 copy.step, copy.given = None, set()
                 copy.updates += 1
@@ -339,14 +341,11 @@ class HotSpares:
             store.drop(copy.request.sums.values())
 
 
-def _layers(stage: PlannedStage) -> tuple[int, int]:
-    return stage.first, stage.stop
-
-
 def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
     """Return a lower bound on the time that a device needs for a stage in a step, in seconds."""
     layers = work.layers[stage.first : stage.stop]
-    flops = sum(work.tokens) * sum(one.forward_flops + one.backward_flops for one in layers)
+    flops = sum(one.forward_flops + one.backward_flops for one in layers)
+    flops = sum(work.tokens) * (flops + _loss_flops(work, stage))
     nbytes = 2 * sum(x.nbytes for x in work.x)
     slowest = min(rates.downlink_bytes_per_s, rates.uplink_bytes_per_s)
     return max(flops / rates.flops_per_s, nbytes / slowest)
@@ -354,7 +353,12 @@ def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
 
 def _repeat_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
     """Return the predicted time in which a device repeats one step of a stage, in seconds."""
-    layers = work.layers[stage.first : stage.stop]
-    flops = sum(work.tokens) * sum(one.backward_flops for one in layers)
+    flops = sum(one.backward_flops for one in work.layers[stage.first : stage.stop])
+    flops = sum(work.tokens) * (flops + _loss_flops(work, stage))
     nbytes = 2 * sum(x.nbytes for x in work.x)
     return max(flops / rates.flops_per_s, nbytes / rates.downlink_bytes_per_s)
+
+
+def _loss_flops(work: StepWork, stage: PlannedStage) -> int:
+    """Return the FLOPs per token of the loss, if the stage computes it."""
+    return work.loss.flops if stage.loss and work.loss is not None else 0

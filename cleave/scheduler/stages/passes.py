@@ -16,6 +16,7 @@ from cleave.scheduler.stages.work import (
     KeptLayer,
     LayerWork,
     LossWork,
+    RequestKind,
     SliceWork,
     StageGraph,
     StageRequest,
@@ -95,6 +96,28 @@ class StagePasses(DeviceArrays):
             self._backward(request, kept, put, name, tokens)
         self._forget_masks(request)
 
+    def embedding_forward(self, request: StageRequest, ids: StageArray) -> None:
+        """Request the embedding of a micro-batch and fetch the first stage's input."""
+        work, embedding = self.work, self._embedding
+        tokens = work.tokens[request.batch - work.batches]
+        feed = {names.IDS: self._put(ids)} | self._put_all(embedding.parameters)
+        found = self._run(
+            request, embedding.forward, feed, {names.Y: _FP32 * tokens * work.width}, 0
+        )
+        self._fetch(request, names.Y, found[names.Y], 0, tokens, work.width, work.dtype)
+        self._forget(ids)
+        self.drop([found[names.Y]])
+
+    def embedding_backward(self, request: StageRequest, ids: StageArray, dy: StageArray) -> None:
+        """Request the backward pass of a micro-batch's embedding, which adds to the sums."""
+        embedding = self._embedding
+        assert embedding.backward is not None
+        feed = {names.IDS: self._put(ids), names.DY: self._put(dy)}
+        feed |= self._put_all(embedding.parameters)
+        self._added(request, embedding.backward, feed, {}, 0, LOSS_LAYER, embedding)
+        self._forget(ids)
+        self._forget(dy)
+
     def last(self, request: StageRequest, x: StageArray) -> None:
         """Request the last stage's forward pass, loss and backward pass for a micro-batch."""
         tokens = self.work.tokens[request.batch]
@@ -103,7 +126,8 @@ class StagePasses(DeviceArrays):
         assert self.work.loss is not None
         targets = {names.TARGETS: self.work.loss.targets[request.batch]}
         loss, dy = self._loss(request, y, tokens, targets)
-        self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
+        if request.kind is RequestKind.LAST:  # not if a logged step is repeated
+            self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
         self._backward(request, kept, dy, names.DX, tokens)
         self._forget_masks(request)
@@ -237,8 +261,7 @@ class StagePasses(DeviceArrays):
         """
         loss = self.work.loss
         assert loss is not None
-        inputs = {**loss.parameters, **given}
-        feed = {names.X: y} | {name: self._put(array) for name, array in inputs.items()}
+        feed = {names.X: y} | self._put_all({**loss.parameters, **given})
         made = {names.LOSS: _FP32, names.DX: _FP32 * tokens * self.work.width}
         found = self._added(request, loss.graph, feed, made, loss.flops * tokens, LOSS_LAYER, loss)
         for array in given.values():
@@ -277,12 +300,21 @@ class StagePasses(DeviceArrays):
         assert request.plan.slice is not None
         number = request.plan.slice.number
         part = self.work.slice_works[number]
-        held = {name: self._put(array) for name, array in part.parameters.items()}
+        held = self._put_all(part.parameters)
         return number, part, held | {names.TARGETS: self._put(part.targets[request.batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
         """Send a layer's parameters and keyword arguments. Return their wire IDs by graph input."""
-        return {name: self._put(array) for name, array in layer.inputs(batch).items()}
+        return self._put_all(layer.inputs(batch))
+
+    def _put_all(self, arrays: Mapping[str, StageArray]) -> dict[str, int]:
+        """Send all arrays that the device lacks. Return their wire IDs by graph input."""
+        return {name: self._put(array) for name, array in arrays.items()}
+
+    @property
+    def _embedding(self) -> EmbeddingWork:
+        assert self.work.embedding is not None
+        return self.work.embedding
 
 
 def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
@@ -296,7 +328,7 @@ def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
     if layer != LOSS_LAYER:
         return work.layers[layer].sums
     assert work.loss is not None
-    return work.loss.sums
+    return work.loss.sums if work.embedding is None else {**work.loss.sums, **work.embedding.sums}
 
 
 def arrays_of(
@@ -315,6 +347,11 @@ def arrays_of(
     if stage.loss and work.loss is not None:
         yield work.loss.graph
         yield from work.loss.parameters.values()
+        if (embedding := work.embedding) is not None:
+            yield embedding.forward
+            if embedding.backward is not None:
+                yield embedding.backward
+            yield from embedding.parameters.values()
     if stage.slice is not None:
         part = work.slice_works[stage.slice.number]
         yield from (part.forward, part.backward)

@@ -73,7 +73,11 @@ class StageState:
     A stage that lost all its devices may be divided into several `StageState` objects. Each
     processes every micro-batch, but returns a different subset of the gradient sums.
 
+    With `embeds`, the stage has passes of two kinds; see `StepWork.embedding`.
+
     Attributes:
+        batches: number of passes that add gradients to sums, normally one for each micro-batch.
+        embeds: number of the first pass that computes the embedding; None if the stage does not.
         passes: whether this object also returns activations and their gradients. In a divided
             stage, exactly one object does.
         x, dy: the stage's input and the gradient of its output, by micro-batch, once available.
@@ -89,10 +93,11 @@ class StageState:
     """
 
     plan: PlannedStage
-    batches: int  # number of micro-batches in the step
+    batches: int
     sums: frozenset[SumName]  # names of the gradient sums that this object returns
     devices: list[int]  # devices that may run the stage's micro-batches now
     passes: bool = True
+    embeds: int | None = None
     x: dict[int, StageArray] = field(default_factory=dict)
     dy: dict[int, StageArray] = field(default_factory=dict)
     # micro-batches whose forward pass is completed or in flight
@@ -166,10 +171,11 @@ class StageState:
         coming: Counter[int] = Counter()
         landed = 0
         for sums in self.accumulators:
+            passed = sum(not self.is_embedding(number) for number in sums.batches)
             if sums.landed:
-                landed += len(sums.batches)
+                landed += passed
             else:
-                (coming if sums.taken else summed)[sums.device] += len(sums.batches)
+                (coming if sums.taken else summed)[sums.device] += passed
         backward = landed + summed.total() + coming.total()
         holders = tuple(
             HolderView(
@@ -195,6 +201,16 @@ class StageState:
                 return accumulator
         self.accumulators.append(GradientAccumulator(device))
         return self.accumulators[-1]
+
+    def is_embedding(self, number: int) -> bool:
+        """Return whether a pass computes the embedding."""
+        return self.embeds is not None and number >= self.embeds
+
+    @property
+    def owes_dx(self) -> bool:
+        """Return whether the gradient of the stage's input is missing for any micro-batch."""
+        count = self.batches if self.embeds is None else min(self.batches, self.embeds)
+        return len(self.dx) < count
 
     @property
     def left(self) -> int:
@@ -238,9 +254,11 @@ class StageState:
         Micro-batches whose arrays the device retains come first. Micro-batches whose arrays another
         device retains are excluded.
         """
-        given = self.x if self.plan.loss else self.dy
+        given = {*self.dy}
+        if self.plan.loss:
+            given |= {number for number in self.x if not self.is_embedding(number)}
         # Micro-batches without an input gradient come first because other stages wait for it.
-        ready = sorted(given.keys() - self.backward, key=lambda b: (b in self.dx, b))
+        ready = sorted(given - self.backward, key=lambda b: (b in self.dx, b))
         for batch in ready:
             if batch in self.kept and self.kept[batch][0] == device:
                 return batch
@@ -249,7 +267,9 @@ class StageState:
     def next_forward(self) -> int | None:
         """Return the first micro-batch that can start its forward pass; None if none can."""
         ready = self.x.keys() - self.forward
-        return min(ready) if ready and self.passes and not self.plan.loss else None
+        if self.plan.loss:  # the layers run together with the loss
+            ready = {number for number in ready if self.is_embedding(number)}
+        return min(ready) if ready and self.passes else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
         """Create a part of this stage that returns the gradient sums `sums`."""

@@ -51,6 +51,7 @@ from cleave.scheduler.stages.work import (
     StageOrder,
     StageRequest,
     StepWork,
+    layers_of,
 )
 from cleave.scheduler.tiles.device_memory import Names
 
@@ -89,7 +90,7 @@ class StageStep:
         self._present = present
         self._ids = ids
         resident = work.resident
-        batches = 0 if resident is not None and resident.fetches else len(work.x)
+        batches = 0 if resident is not None and resident.fetches else work.batches
         self._stages = [
             StageState(plan, batches, frozenset(all_sums(work, plan)), list(plan.devices))
             for plan in work.planned
@@ -99,6 +100,9 @@ class StageStep:
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
+        if work.embedding is not None:
+            self._last.embeds = work.batches
+            self._last.batches *= 1 + work.embeds
         self._requests: set[StageRequest] = set()
         # None if the PS sends parameters and fetches gradients
         self._trained = (
@@ -115,7 +119,10 @@ class StageStep:
         self._usual = usual or UsualSizes()
         self._suspects: deque[StageRequest] = deque()  # the caller is examining the first request
         self._diverged = False  # the caller confirmed a non-finite value
-        self._stages[0].x = dict(enumerate(work.x[:batches]))
+        if work.embedding is None:
+            self._stages[0].x = dict(enumerate(work.x[:batches]))
+        else:
+            self._last.x = {work.batches + n: ids for n, ids in enumerate(work.ids[:batches])}
 
     @property
     def devices(self) -> set[int]:
@@ -125,7 +132,7 @@ class StageStep:
     def devices_of(self, plan: PlannedStage) -> list[int]:
         """Return the devices of the stage with the same layers as `plan`, or an empty list."""
         for stage in self._stages:
-            if (stage.plan.first, stage.plan.stop) == (plan.first, plan.stop):
+            if layers_of(stage.plan) == layers_of(plan):
                 return stage.devices
         return []
 
@@ -343,7 +350,7 @@ class StageStep:
         views = tuple(stage.view(number, flying) for number, stage in stages)
         resident = self.work.resident
         logged = None if resident is None else len(resident.log)
-        return StepView(len(self.work.x), self.ended, self.repeated, views, logged)
+        return StepView(self.work.batches, self.ended, self.repeated, views, logged)
 
     def tasks(self) -> tuple[int, int]:
         """Return the number of completed tasks and the total number of tasks. Thread-safe.
@@ -505,6 +512,10 @@ class StageStep:
                 found = [one.y[request.batch] for one in self._slices]
                 self._out.append(TellStep(SlicesReady(request.batch, found), self.work))
             return
+        if stage.is_embedding(request.batch):
+            number = request.batch - self.work.batches
+            self._stages[0].x.setdefault(number, self._activation(number, payload))
+            return
         if stage is self._last and self._slices:
             x = self._activation(request.batch, payload)
             for one in self._slices:
@@ -549,6 +560,9 @@ class StageStep:
             if is_new and all(request.batch in one.dx for one in self._slices):
                 found = [one.dx[request.batch] for one in self._slices]
                 self._out.append(TellStep(SlicesBack(request.batch, found), self.work))
+        elif request.stage == 0 and self.work.embedding is not None:
+            number = self.work.batches + request.batch
+            self._last.dy.setdefault(number, self._activation(request.batch, dx))
         elif request.stage == 0:
             self._dx.setdefault(request.batch, dx)
         elif request.stage - 1 in self.work.ps_after:
@@ -639,12 +653,16 @@ class StageStep:
         return direction is not None
 
     def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        keep = self._next_kept(stage, device)
+        embeds = stage.is_embedding(batch)
+        keep = Keep.NOTHING if embeds else self._next_kept(stage, device)
         request = self._request(RequestKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
         store = self._store(device)
-        ask = store.forward if stage.plan.slice is None else store.slice_forward
-        ask(request, stage.x[batch])
+        if embeds:
+            store.embedding_forward(request, stage.x[batch])
+        else:
+            ask = store.forward if stage.plan.slice is None else store.slice_forward
+            ask(request, stage.x[batch])
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
@@ -669,13 +687,16 @@ class StageStep:
         accumulator.asked.add(batch)
         stage.backward.add(batch)
         store = self._store(device)
-        dx_wanted = stage.passes and batch not in stage.dx
+        embeds = stage.is_embedding(batch)
+        dx_wanted = stage.passes and batch not in stage.dx and not embeds
         kind, keep = RequestKind.BACKWARD, Keep.NOTHING
-        if stage.plan.loss:
+        if stage.plan.loss and not embeds:
             kind, keep = RequestKind.LAST, self._next_kept(stage, device)
         request = self._request(kind, number, batch, device, keep)
         request.sums, request.dx_wanted = accumulator.sums, dx_wanted
-        if stage.plan.loss:
+        if embeds:
+            store.embedding_backward(request, stage.x[batch], stage.dy[batch])
+        elif stage.plan.loss:
             store.last(request, stage.x[batch])
         else:
             kept = stage.kept.pop(batch, None)
@@ -778,8 +799,7 @@ class StageStep:
     def _is_waited_for(self, device: int) -> bool:
         """Return whether a device must still return input gradients that an earlier stage needs."""
         return any(
-            stage.passes and device in stage.devices and len(stage.dx) < stage.batches
-            for stage in self._stages[1:]
+            stage.passes and device in stage.devices and stage.owes_dx for stage in self._stages[1:]
         )
 
     def _tell_done(self) -> None:
@@ -861,7 +881,7 @@ class StageStep:
 
             def finish_s(candidate: Candidate) -> float:
                 steps = self._steps_to_repeat(stage, candidate.device)
-                return candidate.other_s + (left + steps * len(self.work.x)) * candidate.each_s
+                return candidate.other_s + (left + steps * self.work.batches) * candidate.each_s
 
             candidates = [min(candidates, key=finish_s)]
         chosen = soonest(candidates, stage.left)

@@ -18,11 +18,11 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.passes import arrays_of, masks_of, sums_of
 from cleave.scheduler.stages.work import (
-    LOSS_LAYER,
     LayerWork,
     StepWork,
     SumName,
     SumShape,
+    layers_of,
     slice_layer,
 )
 
@@ -193,9 +193,7 @@ class Takeover:
 
 def all_sums(work: StepWork, stage: PlannedStage) -> dict[SumName, SumShape]:
     """Return the shapes of a stage's gradient sums, including those of its loss or loss slice."""
-    numbers = [*range(stage.first, stage.stop)]
-    if stage.loss:
-        numbers.append(LOSS_LAYER)
+    numbers = layers_of(stage)
     if stage.slice is not None:
         numbers.append(slice_layer(stage.slice.number))
     return {

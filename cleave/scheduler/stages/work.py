@@ -62,6 +62,11 @@ class StageFailedError(CleaveError):
     """Raised when a step by stages cannot be completed."""
 
 
+def layers_of(stage: PlannedStage) -> list[int]:
+    """Return the numbers of a stage's layers, and `LOSS_LAYER` if the stage computes the loss."""
+    return [*range(stage.first, stage.stop), *([LOSS_LAYER] if stage.loss else [])]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGraph:
     """An ONNX graph that the PS sends to devices.
@@ -142,7 +147,7 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWork:
-    """The graphs and arrays of everything before the first layer, for devices with whole models."""
+    """The graphs and arrays of everything before the first layer."""
 
     forward: StageGraph
     backward: StageGraph | None  # None if nothing in the embedding is trained
@@ -172,7 +177,8 @@ class LoggedStep:
 
     Attributes:
         work: the step's layers and their arguments.
-        x, dy: for each stage, its inputs and the gradients of its outputs, by micro-batch.
+        x, dy: for each stage, its inputs and the gradients of its outputs, by pass number (see
+            `StepWork.embedding`).
         scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
     """
 
@@ -180,6 +186,11 @@ class LoggedStep:
     x: Sequence[Mapping[int, StageArray]]
     dy: Sequence[Mapping[int, StageArray]]
     scalars: Sequence[StageArray]
+
+    def backward(self, stage: int) -> list[int]:
+        """Return the numbers of a stage's passes that add gradients to sums, in order."""
+        x, dy = self.x[stage], self.dy[stage]
+        return [number for number in sorted(x) if number < len(self.work.tokens) or number in dy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +241,14 @@ class Resident:
         return self.position + len(self.log)
 
     def of_stage(self, stage: PlannedStage) -> Iterator[tuple[SumName, ResidentParameter]]:
-        """Yield the trained parameters of a stage's layers."""
+        """Yield the trained parameters of a stage's layers and of its loss and embedding."""
+        numbers = {*layers_of(stage)}
         for key, one in self.parameters.items():
-            if stage.first <= key[0] < stage.stop:
+            if key[0] in numbers:
                 yield key, one
 
     def arrays_of(self, stage: PlannedStage) -> Iterator[StageArray]:
-        """Yield the weights and moments of a stage's layers."""
+        """Yield the weights and moments of the parameters in `of_stage`."""
         for _, one in self.of_stage(stage):
             yield from one.arrays
 
@@ -254,6 +266,10 @@ class StepWork:
             after each backward pass of such a pair.
         resident: the trained state of all layers, which stays on devices; None if the PS sends
             parameters and fetches gradients in each step.
+        embedding: the embedding, if the stage with the loss also computes it; None if the PS does.
+            In this stage, pass numbers below `batches` stand for the layers and the loss. The
+            number `batches` + n stands for the embedding of micro-batch n.
+        ids: with `embedding`, the token IDs of each micro-batch. `x` then has sizes only.
     """
 
     layers: Sequence[LayerWork]
@@ -274,6 +290,8 @@ class StepWork:
     watched: Set[tuple[int, int]] = frozenset()
     resident: Resident | None = None
     model: int = 0  # ID of the model, unique in the fleet
+    embedding: EmbeddingWork | None = None
+    ids: Sequence[StageArray] = ()
     # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)
 
@@ -281,6 +299,11 @@ class StepWork:
     def planned(self) -> Sequence[PlannedStage]:
         """Return the planned stages, followed by the planned loss slices."""
         return [*self.stages, *self.slices]
+
+    @property
+    def batches(self) -> int:
+        """Return the number of micro-batches."""
+        return len(self.tokens)
 
     @property
     def dtype(self) -> str:
@@ -296,7 +319,8 @@ class StepWork:
         sent on. If the PS computes the loss, the last output is returned and its gradient is sent.
         The first stage's input is sent, and its gradient is returned if the PS needs the gradient.
         For a vocabulary-parallel loss, the last layer's output is sent to every slice, and each
-        slice returns a gradient.
+        slice returns a gradient. If a device computes the embedding, the first stage's input is
+        returned, and its gradient is sent.
 
         Args:
             gradient_bytes: size of one returned gradient element, in bytes.
@@ -305,15 +329,23 @@ class StepWork:
         if self.loss is not None:
             parts.append(self.loss)
         if self.resident is not None:
-            parts = parts[len(self.layers) :]
+            parts = [] if self._head_is_resident else parts[len(self.layers) :]
         weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
         elements = sum(each.rows * each.columns for part in parts for each in part.sums.values())
         gradients = elements * gradient_bytes
         activations = sum(x.nbytes for x in self.x)
         between, at_ps = 2 * (len(self.stages) - 1), int(self.loss is None)
         passes = between + at_ps + len(self.slices)
-        down = weights + (1 + passes) * activations
-        return down, gradients + (self.embeds + passes) * activations
+        embedding = int(self.embedding is not None)  # of the first stage's input
+        down = weights + (1 + passes + embedding * self.embeds) * activations
+        return down, gradients + (self.embeds + passes + embedding) * activations
+
+    @property
+    def _head_is_resident(self) -> bool:
+        """Return whether the trained state of the loss stays on a device."""
+        return self.resident is not None and any(
+            k == LOSS_LAYER for k, _ in self.resident.parameters
+        )
 
 
 # Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations.

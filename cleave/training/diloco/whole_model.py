@@ -13,7 +13,6 @@ from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.calls import OutsideLayers
-from cleave.graphs.embedding_graph import embedding_graphs
 from cleave.graphs.exchange_graphs import clip_graph, estimate_graph, mixed_graph, zeros_graph
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import tensors_of
@@ -78,13 +77,12 @@ class WholeModel:
         progress: Callable[[str], None],
     ) -> None:
         self._rule, self._clip = rule, clip
-        cache = GraphCache.of_user()
-        graphs = model_graphs(model.train(), seq, cache, progress=progress)
+        graphs = model_graphs(model.train(), seq, GraphCache.of_user(), progress=progress)
         if said := described_refusals(graphs):
             raise UsageError(f"devices cannot train this model alone: {said}; use --method stages")
         work = ModelWork(model, graphs, dtype)
         ids = torch.arange(batch * seq).reshape(batch, seq) % vocabulary_of(model)
-        embedding = embedding_graphs(model, graphs.calls, ids, cache, progress)
+        embedding = work.embedding_graphs
         held = tensors_of(model)
         keys = {
             (number, name): work.held(number)[name]

@@ -234,7 +234,7 @@ class JobFleet:
         if self._job.state != StateMode.SERVER.value:
             assert self.staged is not None
             if_faster = self._job.state == StateMode.AUTO.value
-            self.staged.keep_on_devices(optimizer, storage, if_faster=if_faster)
+            self.staged.keep_on_devices(optimizer, storage, if_faster=if_faster, head=None)
 
     @property
     def resident(self) -> ResidentState | None:

@@ -32,10 +32,12 @@ from cleave.scheduler.stages.outcomes import PassDone, StageRecord, StepResult, 
 from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
+    EmbeddingWork,
     SliceWork,
     StageGraph,
     StepWork,
     SumName,
+    SumShape,
     slice_layer,
 )
 from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
@@ -479,7 +481,8 @@ class Auditor:
                 names.TARGETS: _array(work.loss.targets[batch]),
                 **_arrays(work.loss.parameters),
             }
-            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, rounding)
+            of = work.loss.sums
+            found = self._add(work.loss.graph, feed, LOSS_LAYER, of, totals, rounding)
             loss, dy = found[names.LOSS], found[names.DX]
         else:
             dy = _array(record.dy[batch])
@@ -487,8 +490,29 @@ class Auditor:
             layer = work.layers[number]
             feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, rounding.noise)}
             feed |= _arrays(layer.inputs(batch))
-            dy = self._add(work, layer.backward, feed, number, totals, rounding)[names.DX]
+            dy = self._add(layer.backward, feed, number, layer.sums, totals, rounding)[names.DX]
         return given[-1], dy, loss
+
+    def repeat_embedding(
+        self,
+        embedding: EmbeddingWork,
+        ids: StageArray,
+        dy: StageArray | None,
+        totals: Sums,
+        rounding: Rounding,
+    ) -> Array:
+        """Recompute the embedding of a micro-batch, and return the first stage's input.
+
+        Args:
+            dy: gradient of the first stage's input; None if it is unknown.
+            totals: sums of parameter gradients. The micro-batch's gradients are added in place.
+        """
+        feed = {names.IDS: _array(ids), **_arrays(embedding.parameters)}
+        if dy is not None and embedding.backward is not None:
+            with_dy = feed | {names.DY: moved(_array(dy), rounding.noise)}
+            graph, of = embedding.backward, embedding.sums
+            self._add(graph, with_dy, LOSS_LAYER, of, totals, rounding)
+        return self.run(embedding.forward, feed, rounding)[names.Y]
 
     def _repeat_slice(
         self,
@@ -506,23 +530,24 @@ class Auditor:
         feed[names.LOGITS] = made[names.LOGITS]
         # `dy` is the log-sum-exp. No kink depends on it, so no noise is added to it.
         feed[names.DY] = _array(record.dy[batch])
-        found = self._add(work, part.backward, feed, slice_layer(number), totals, rounding)
+        layer = slice_layer(number)
+        found = self._add(part.backward, feed, layer, part.sums, totals, rounding)
         return made[names.Y], found[names.DX], None
 
     def _add(
         self,
-        work: StepWork,
         graph: StageGraph,
         feed: dict[str, Array],
         number: int,
+        sums: Mapping[str, SumShape],
         totals: Sums,
         rounding: Rounding,
     ) -> dict[str, Array]:
-        for name, shape in sums_of(work, number).items():
+        for name, shape in sums.items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
         found = self.run(graph, feed, rounding)
-        for name in sums_of(work, number):
+        for name in sums:
             totals[number, name] = found[names.new_total(name)]
         return found
 

@@ -29,7 +29,7 @@ from typing import Any
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import Holding, Snapshot
-from cleave.scheduler.stages.work import LoggedStep
+from cleave.scheduler.stages.work import LoggedStep, layers_of
 from cleave.training.stages.audits import Auditor, Fault
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.saved_state import SavedState, SavedTensors
@@ -103,7 +103,7 @@ class _Audit:
 
     start: SavedState
     end: SavedState
-    layers: Mapping[int, range]
+    layers: Mapping[int, Sequence[int]]
     holders: Mapping[int, Holding]
     findings: Future[dict[int, _Findings]]
 
@@ -195,7 +195,7 @@ class ReplayAudits:
         self._last = end = self._saved(snapshot.position, lineages)
         if self._candidate is None:
             self._candidate, self._audited = end, set()
-        layers = {n: range(stage.first, stage.stop) for n, stage in enumerate(stages)}
+        layers = {n: layers_of(stage) for n, stage in enumerate(stages)}
         chosen = [n for n in layers if n in snapshot.holders and self._draws(stages[n])]
         replays = [
             StageReplay(n, steps, returned, start.layers, end.layers, snapshot.holders[n].device)
@@ -223,7 +223,7 @@ class ReplayAudits:
 
     def _draws(self, stage: PlannedStage) -> bool:
         """Return whether to audit a stage now. Stages without trained layers are never audited."""
-        trained = not self._state.layers.isdisjoint(range(stage.first, stage.stop))
+        trained = not self._state.layers.isdisjoint(layers_of(stage))
         return trained and (self._all or self._auditor.rng.random() < self._auditor.rate)
 
     def lie(self, *, wait: bool = False) -> Lie | None:

@@ -30,7 +30,7 @@ from cleave.planner.stages.resident import Protection
 from cleave.scheduler.stages.arrays import StageArray, packed
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import ResidentParameter, Snapshot
-from cleave.scheduler.stages.work import Resident, StepWork, SumName
+from cleave.scheduler.stages.work import LOSS_LAYER, Resident, StepWork, SumName
 from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles
@@ -85,12 +85,16 @@ class StateStorage:
 class ResidentState:
     """The trained state of a model's layers on devices: its snapshot and the log since then.
 
+    The LM head, together with all other parameters after the last layer, counts as a layer with the
+    number `LOSS_LAYER`.
+
     Args:
         work: the model's layers. Devices keep the layers' parameters once this object exists.
         optimizer: the optimizer whose steps the devices run.
         storage: where to keep the snapshot and the log, and what they already contain.
         now_s: current time in seconds.
         note: called with messages for the user.
+        head: whether a device also keeps the LM head and, if they are tied, the embedding.
 
     Attributes:
         log: the steps since the snapshot.
@@ -113,6 +117,8 @@ class ResidentState:
         storage: StateStorage,
         now_s: float,
         note: Callable[[str], None],
+        *,
+        head: bool = False,
     ) -> None:
         self._work = work
         self._optimizer = optimizer
@@ -132,6 +138,7 @@ class ResidentState:
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self.tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
+        work.resident_head = head
         self._keys = _keys(work)
         update = update_graph(optimizer.rule)
         held = {id(tensor): self._held(tensor) for tensor in self._keys.values()}
@@ -261,7 +268,7 @@ class ResidentState:
 
     @property
     def layers(self) -> set[int]:
-        """Return the numbers of all layers with state on devices."""
+        """Return the numbers of all layers with trained state on devices."""
         return {layer for layer, _ in self._keys}
 
     def own_tensors(self) -> dict[str, Tensor]:
@@ -321,6 +328,16 @@ class ResidentState:
         return ResidentParameter(made[0], tuple(made[1:]), self._groups.index(group))
 
 
+def check_resident(work: ModelWork, rule: UpdateRule) -> None:
+    """Check that devices can keep and update a model's layers.
+
+    Raises:
+        UsageError: if they cannot.
+    """
+    update_graph(rule)
+    _keys(work)
+
+
 def update_graph(rule: UpdateRule) -> bytes:
     """Return the graph that devices run for an optimizer step.
 
@@ -369,8 +386,11 @@ def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
     found: dict[SumName, Tensor] = {}
     for number, graphs in enumerate(work.graphs.layers):
         found |= {(number, name): work.held(number)[name] for name in graphs.trainable}
-    ids = [id(tensor) for tensor in found.values()]
     outside = {id(parameter) for parameter in work.outside()}
+    if work.resident_head:
+        head = {(LOSS_LAYER, name): work.held_by_loss[name] for name in work.head_trainable}
+        found, outside = found | head, set()
+    ids = [id(tensor) for tensor in found.values()]
     if len(ids) != len(set(ids)) or outside & set(ids):
         raise UsageError(
             "this model uses a layer's weights in several places, so one device cannot keep them; "

@@ -43,6 +43,7 @@ class _Result(Enum):
 
     OUTPUT = "the output"
     GRADIENT = "the input gradient"
+    LOSS = "the loss"
     SQUARES = "the sum of squared gradients"
     CHANGE = "the change"  # of a weight
     MOMENT = "a moment"
@@ -64,6 +65,7 @@ class ReturnedStep:
     Attributes:
         y, dx: outputs and input gradients that the PS used. `LoggedStep` has all others, because
             other stages used them.
+        losses: losses that the last stage returned, by micro-batch.
         forward_by, backward_by: the devices that returned the outputs and the input gradients.
         squares: sums of squared gradients, by stage number.
     """
@@ -73,6 +75,7 @@ class ReturnedStep:
     forward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
     backward_by: Mapping[tuple[int, int], int] = field(default_factory=dict)
     squares: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, result: StepResult, stored: StoredStep) -> Self:
@@ -95,6 +98,7 @@ class ReturnedStep:
             {(n, batch): device for n, r in records for batch, device in r.forward_by.items()},
             {(n, batch): device for n, r in records for batch, device in r.backward_by.items()},
             dict(enumerate(result.squares)),
+            stored.losses,
         )
 
 
@@ -177,9 +181,17 @@ class StageReplay:
             record = StageRecord(self.plan, x, dy, {}, {}, {}, {}, [])
             totals: Sums = {}
             for batch in sorted(x):
-                y, dx, _ = auditor.repeat(work, record, batch, totals, rounding)
+                if work.embedding is not None and batch >= work.batches:
+                    y = auditor.repeat_embedding(
+                        work.embedding, x[batch], dy.get(batch), totals, rounding
+                    )
+                    see((_Result.OUTPUT, at, batch), y)
+                    continue
+                y, dx, loss = auditor.repeat(work, record, batch, totals, rounding)
                 see((_Result.OUTPUT, at, batch), y)
                 see((_Result.GRADIENT, at, batch), dx)
+                if loss is not None:
+                    see((_Result.LOSS, at, batch), loss.reshape(1, 1))
             squares = sum(
                 float(np.square(each, dtype=np.float64).sum()) for each in totals.values()
             )
@@ -198,9 +210,13 @@ class StageReplay:
         if what.is_state:
             return DeviceResult(self.device, self._words(key), self._state(key), DType.FP32)
         returned, dtype = self.returned[at], DType.FP32
-        if what == _Result.SQUARES:
+        if what == _Result.LOSS:
+            payload = returned.losses.get(which)
+            device = returned.backward_by.get((self.number, which))
+            found: Array | None = None if payload is None else floats(payload, 1, 1, dtype)
+        elif what == _Result.SQUARES:
             squares = returned.squares.get(self.number)
-            found: Array | None = None if squares is None else np.array([squares], np.float32)
+            found = None if squares is None else np.array([squares], np.float32)
         else:
             by = returned.forward_by if what == _Result.OUTPUT else returned.backward_by
             device = by.get((self.number, which))
@@ -217,7 +233,12 @@ class StageReplay:
     def _payload(self, what: _Result, at: int, batch: int) -> Any:
         """Return an output or input gradient that the PS or another stage received."""
         step, returned, number = self.steps[at], self.returned[at], self.number
-        if what == _Result.OUTPUT:
+        embeds, count = step.work.embedding is not None, step.work.batches
+        if what == _Result.OUTPUT and embeds and batch >= count:
+            others, number, batch = step.x, 0, batch - count
+        elif what == _Result.GRADIENT and embeds and number == 0:
+            others, number, batch = step.dy, len(step.dy) - 1, batch + count
+        elif what == _Result.OUTPUT:
             if (own := returned.y.get((number, batch))) is not None:
                 return own
             others, number = step.x, number + 1
@@ -254,11 +275,19 @@ class StageReplay:
 
 def _with(work: StepWork, plan: PlannedStage, state: Mapping[StageArray, Array]) -> StepWork:
     """Return the work of a step with a stage's weights from `state`."""
+
+    def present(parameters: Mapping[str, StageArray]) -> dict[str, StageArray]:
+        return {name: _with_values(array, state) for name, array in parameters.items()}
+
     layers: list[LayerWork] = [*work.layers]
     for number in range(plan.first, plan.stop):
-        present = {name: _with_values(a, state) for name, a in layers[number].parameters.items()}
-        layers[number] = replace(layers[number], parameters=present)
-    return replace(work, layers=layers)
+        layers[number] = replace(layers[number], parameters=present(layers[number].parameters))
+    loss, embedding = work.loss, work.embedding
+    if plan.loss and loss is not None:
+        loss = replace(loss, parameters=present(loss.parameters))
+    if plan.loss and embedding is not None:
+        embedding = replace(embedding, parameters=present(embedding.parameters))
+    return replace(work, layers=layers, loss=loss, embedding=embedding)
 
 
 def _with_values(array: StageArray, state: Mapping[StageArray, Array]) -> StageArray:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
@@ -16,10 +16,9 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
 from cleave.fleet.server_speed import graphs_here
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.loss_graph import SliceGraphs
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.graphs.packed import packed_by
-from cleave.planner.plan import Method, StateMode
+from cleave.planner.plan import Method
 from cleave.planner.stages.model import PsCompute, pieces_of_sequence
 from cleave.planner.stages.search import plan_stages
 from cleave.training.loop.job import FallbackMode, JobSpec, Packing
@@ -28,6 +27,9 @@ from cleave.training.stages.audits import Auditor
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
+
+_P = ParamSpec("_P")
+_Graphs = TypeVar("_Graphs")
 
 
 def staged_model(
@@ -67,10 +69,8 @@ def staged_model(
     accelerated = here.accelerates(dtype if dtype is DType.BF16 else None)
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
     making = partial(
-        _late_slices, plainly, model.train(), job.seq, GraphCache.of_user(),
+        _exported_late, plainly, model.train(), job.seq, GraphCache.of_user(),
         packed=packed, progress=lambda what: note(f"making {what}"),
-        # With state on devices, the PS computes the loss. It needs a graph only on an accelerator.
-        with_loss=job.state != StateMode.DEVICES.value or accelerated,
     )  # fmt: skip
     try:
         graphs = making()
@@ -105,16 +105,22 @@ def staged_model(
     )
 
 
-def _late_slices(
+def _exported_late(
     plainly: Callable[[], AbstractContextManager[None]], *args: Any, **options: Any
 ) -> ModelGraphs:
-    """Return `model_graphs(...)`, but export slices of the loss in the context `plainly()`."""
+    """Return `model_graphs(...)`, but export what a plan needs later in the context `plainly()`."""
     graphs = model_graphs(*args, **options)
-    if (export := graphs.slice_of_loss) is None:
-        return graphs
 
-    def slice_of_loss(rows: int) -> SliceGraphs:
-        with plainly():
-            return export(rows)
+    def late(export: Callable[_P, _Graphs] | None) -> Callable[_P, _Graphs] | None:
+        if export is None:
+            return None
 
-    return replace(graphs, slice_of_loss=slice_of_loss)
+        def exported(*given: _P.args, **named: _P.kwargs) -> _Graphs:
+            with plainly():
+                return export(*given, **named)
+
+        return exported
+
+    return replace(
+        graphs, slice_of_loss=late(graphs.slice_of_loss), embedding=late(graphs.embedding)
+    )

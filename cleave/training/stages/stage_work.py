@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
 from cleave.graphs.calls import Embedded
+from cleave.graphs.embedding_graph import EmbeddingGraphs
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
@@ -36,6 +38,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
+    EmbeddingWork,
     LayerWork,
     LossWork,
     SliceWork,
@@ -156,6 +159,7 @@ class ModelWork:
     Attributes:
         resident: the trained state on devices, by parameter `id`; empty if the PS sends the
             parameters in each step.
+        resident_head: whether a device keeps the state of the LM head and the loss.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class ModelWork:
         self._ready: dict[_Key, _Trained] = {}
         self._renewed: dict[_Key, _Trained] = {}
         self.resident: Mapping[int, ResidentParameter] = {}
+        self.resident_head = False
         # Keyword arguments of this step and the previous step, by digest. Older ones are dropped,
         # because the masks of earlier batches may never occur again.
         self._extras: dict[bytes, StageArray] = {}
@@ -260,6 +265,42 @@ class ModelWork:
         sums = {n: sum_shape(held[n]) for n in graphs.trainable}
         given = [indices(t) for t in targets]
         return LossWork(self._loss, parameters, sums, given, self.loss_flops)
+
+    @property
+    def is_tied(self) -> bool:
+        """Return whether the embedding and the LM head share a trained parameter."""
+        model: Any = self.model
+        weight: Tensor = model.get_input_embeddings().weight
+        loss = self.graphs.loss
+        trained = () if loss is None else loss.trainable
+        return any(self.held_by_loss[name] is weight for name in trained)
+
+    @cached_property
+    def embedding_graphs(self) -> EmbeddingGraphs:
+        """Return the graphs of everything before the first layer.
+
+        Raises:
+            LayerGraphError: if this part of the model cannot be exported.
+        """
+        assert self.graphs.embedding is not None
+        return self.graphs.embedding()
+
+    @property
+    def head_trainable(self) -> tuple[str, ...]:
+        """Return the trained parameters in the loss and, if it is tied, in the embedding."""
+        loss = self.graphs.loss
+        embedding = self.embedding_graphs.trainable if self.is_tied else ()
+        return (*dict.fromkeys((*embedding, *(() if loss is None else loss.trainable))),)
+
+    def embedding(self) -> EmbeddingWork:
+        """Return the graphs and parameters of everything before the first layer."""
+        held, graphs = self.held_by_loss, self.embedding_graphs
+        return EmbeddingWork(
+            self.graph(graphs.forward),
+            self.graph(graphs.backward) if graphs.trainable else None,
+            {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters},
+            {n: sum_shape(held[n]) for n in graphs.trainable},
+        )
 
     def slices(
         self, targets: Sequence[Tensor], scale: float, parts: Sequence[HeadSlice]
@@ -403,9 +444,9 @@ class ModelWork:
         slices = self.vocabulary if cut else 1
         model = StageModel(
             layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios, in_parts, slices,
-            here, self._mask_bytes(),
+            here, self._mask_bytes(), self.graphs.loss is not None and not here, self.is_tied,
         )  # fmt: skip
-        return kept_on_devices(model) if self.resident else model
+        return kept_on_devices(model, head=self.resident_head) if self.resident else model
 
     def _head_cost(self, gradients: DType) -> LayerCost:
         """Return the cost of the LM head and the loss; all 0 without a loss graph."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cleave.arrays import DType
-from cleave.errors import DeviceMemoryError, FleetError, PlanError, UsageError
+from cleave.errors import DeviceMemoryError, FleetError, LayerGraphError, PlanError, UsageError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import Embedded, LayerCall, OutsideLayers
@@ -52,9 +52,9 @@ from cleave.training.stages.gradients import StepGradients, add_gradients
 from cleave.training.stages.ps_loss import PsLoss, SumsLostError
 from cleave.training.stages.ps_passes import PsPasses
 from cleave.training.stages.replay_audits import ReplayAudits, RolledBackError
-from cleave.training.stages.resident import ResidentState, StateStorage
+from cleave.training.stages.resident import ResidentState, StateStorage, check_resident
 from cleave.training.stages.stage_plans import StagePlans
-from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.stage_work import ModelWork, indices
 from cleave.training.stages.stored_steps import Returned, StoredStep
 from cleave.training.stages.suspicion import examined
 
@@ -168,7 +168,8 @@ class StagedModel:
         self.resident: ResidentState | None = None
         self.replays: ReplayAudits | None = None
         # Calls `keep_on_devices` if the next step is predicted to be faster with state on devices.
-        self._offered: Callable[[], None] | None = None
+        self._offered: Callable[..., None] | None = None
+        self._offer_is_optional = True
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # set until the step's update is in the log
         self._updates = False  # whether devices may already run this step's update
@@ -308,7 +309,7 @@ class StagedModel:
             if isinstance(result, UpdateWanted):
                 self.predicted_s += plan.step_s
                 self._wanted = result
-                return self._take(StepResult({}, result.dx, {}), x, embedded, losses)
+                return self._take(StepResult(result.losses, result.dx, {}), x, embedded, losses)
             faults = self._faults
             if result is not None:
                 self._say_who_left(result)
@@ -335,6 +336,7 @@ class StagedModel:
         *,
         planner: StagePlanner = plan_resident,
         if_faster: bool = False,
+        head: bool | None = False,
     ) -> None:
         """Make devices keep and update the layers' weights and optimizer state.
 
@@ -347,6 +349,8 @@ class StagedModel:
             if_faster: whether to decide at the next step: devices then keep the state only if this
                 is predicted to be faster with the connected devices. Ignored if `storage` has
                 logged steps.
+            head: whether a device also keeps the LM head and, if they are tied, the embedding; None
+                to decide when the next step is planned. Ignored if `storage` has logged steps.
 
         Raises:
             UsageError: if devices cannot update the layers.
@@ -357,11 +361,16 @@ class StagedModel:
                 "--state server"
             )
         storage = storage or StateStorage()
-        if if_faster and not storage.stored:
-            self._offered = partial(self.keep_on_devices, optimizer, storage, planner=planner)
+        if storage.stored:
+            head = bool(storage.stored[-1].losses)
+        elif if_faster or head is None:
+            if not if_faster:
+                check_resident(self.work, optimizer.rule)
+            kept = partial(self.keep_on_devices, optimizer, storage, planner=planner)
+            self._offered, self._offer_is_optional = kept, if_faster
             return
         self.resident = state = ResidentState(
-            self.work, optimizer, storage, self.runtime.now(), self._say
+            self.work, optimizer, storage, self.runtime.now(), self._say, head=bool(head)
         )
         self.plans.planner, self._planner, self._in_parts = planner, planner, None
         self.plans.leave_updates(sum(optimizer.parameters[n].numel() for n in state.names))
@@ -376,12 +385,13 @@ class StagedModel:
             if rate
             else "their results are not audited, so use only devices that you trust"
         )
-        self._note(f"devices keep the layers' weights and optimizer state; {audited}")
+        and_head = "and LM head's " if head else ""
+        self._note(f"devices keep the layers' {and_head}weights and optimizer state; {audited}")
         self._auditor = Auditor(0.0)  # the PS cannot repeat steps without the current weights
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def _moves_state(self, batch: Rows, plan: StagePlan) -> bool:
-        """Move the state to devices if that was offered and is predicted to be faster.
+        """Move the state to devices if that is optional and is predicted to be faster.
 
         Return True if the state has moved, so that the step must be planned again.
         """
@@ -392,7 +402,7 @@ class StagedModel:
         on_devices, why = choose_state(Forecast(Method.STAGES, plan.step_s), there)
         try:
             if on_devices:
-                offered()
+                offered(head=self._head_moves(batch, there))
         except UsageError as error:
             on_devices, why = False, f"{ON_SERVER}: {error}"
         self._say(why)
@@ -401,6 +411,25 @@ class StagedModel:
         self.runtime.end_steps()
         self.plans.plan = None
         return True
+
+    def _head_moves(self, batch: Rows, forecast: Forecast) -> bool:
+        """Return whether a device should keep the LM head, and can also embed this batch."""
+        if forecast.stages is None or not forecast.stages[0].resident_head:
+            return False
+        try:
+            return not self.work.is_tied or bool(
+                self.work.embedding_graphs.trainable and self._is_embedded_by_ids(batch)
+            )
+        except LayerGraphError as error:
+            self._say(f"the server computes the embedding and the loss: {error}")
+            return False
+
+    def _is_embedded_by_ids(self, batch: Rows) -> bool:
+        """Return whether the first layer's input depends on nothing but token IDs."""
+        if batch.mask is None and batch.positions is None:
+            return True
+        with torch.no_grad(), self.autocast():
+            return torch.equal(self.embed(batch).x, self._outside.embed(batch.ids).x)
 
     def sync(self) -> None:
         """Fetch the layers' weights and optimizer state from devices.
@@ -439,7 +468,10 @@ class StagedModel:
 
     def _repeat(self, batch: Rows, stored: StoredStep, scale: float) -> float:
         """Repeat the PS's part of a step that an earlier process logged."""
-        stages = tuple(PlannedStage(*bound, ()) for bound in stored.bounds)
+        last, loss = len(stored.bounds) - 1, bool(stored.losses)
+        stages = tuple(
+            PlannedStage(*bound, (), loss and n == last) for n, bound in enumerate(stored.bounds)
+        )
         plan = StagePlan(stages, {}, 0.0, {}, 0, 0)
         parts = batch.cut(stored.micro_batches)
         x, embedded = self._embedded(batch, parts)
@@ -449,7 +481,7 @@ class StagedModel:
         for one in stored.returned:
             self._answer(one, work, parts, given, scale, losses)
         self._repeats = stored
-        return self._take(StepResult({}, stored.dx, {}), x, embedded, losses)
+        return self._take(StepResult(stored.losses, stored.dx, {}), x, embedded, losses)
 
     def _squares(self) -> float:
         if self._repeats is not None:
@@ -487,6 +519,7 @@ class StagedModel:
             dx=self._wanted.dx,
             squares=self._wanted.squares,
             kept=result.kept,
+            losses=self._wanted.losses,
         )
         stored = self.resident.add(self._step_work, result, stored)
         if self.replays is not None:
@@ -652,15 +685,20 @@ class StagedModel:
         self._watches = [
             self._auditor.watch(each.devices, len(parts), own) for each in plan.planned
         ]
+        layers = self.work.layers(embedded)
+        x, embeds = [self.work.activation(one.x) for one in embedded], embedded[0].x.requires_grad
+        embedding = self.work.embedding() if self._device_embeds else None
+        if embedding is not None:
+            x, embeds = [replace(one, payload=b"") for one in x], bool(embedding.sums)
         self._step_work = StepWork(
-            layers=self.work.layers(embedded),
+            layers=layers,
             loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
-            x=[self.work.activation(one.x) for one in embedded],
+            x=x,
             width=embedded[0].x.shape[-1],
             tokens=[part.ids.numel() for part in parts],
             stages=plan.stages,
             gradients=self.gradients_dtype.value,
-            embeds=embedded[0].x.requires_grad,
+            embeds=embeds,
             kept_batches=plan.kept_batches,
             slices=plan.slices,
             slice_works=self.work.slices(targets, scale, plan.head_slices),
@@ -676,6 +714,8 @@ class StagedModel:
             ),
             resident=self.resident.of_step() if self.resident is not None else None,
             model=id(self.work.model),
+            embedding=embedding,
+            ids=[indices(part.ids) for part in parts] if embedding is not None else (),
         )
         return self._step_work
 
@@ -848,8 +888,20 @@ class StagedModel:
 
         The embedding runs once for the whole batch. Its backward pass computes a gradient of the
         whole embedding matrix, which takes about as long for a micro-batch as for the batch.
+
+        If a device computes the embedding, only the shape of the result is valid, and the result
+        does not require a gradient.
+
+        Raises:
+            FleetError: if a device computes the embedding but lacks what this batch needs.
         """
-        x = self.embed(batch).x
+        if self._device_embeds and not self._is_embedded_by_ids(batch):
+            raise FleetError(
+                "this batch has positions or masks that the embedding on a device cannot use; use "
+                "--state server"
+            )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._device_embeds):
+            x = self.embed(batch).x
         with torch.no_grad():
             extras = [self.embed(part).extras for part in parts]
         pieces = torch.split(x.detach(), [len(part.ids) for part in parts])
@@ -857,6 +909,11 @@ class StagedModel:
             Embedded(piece.requires_grad_(x.requires_grad), each)
             for piece, each in zip(pieces, extras, strict=True)
         ]
+
+    @property
+    def _device_embeds(self) -> bool:
+        """Return whether a device computes the embedding."""
+        return self.work.resident_head and self.work.is_tied
 
     def embed(self, part: Rows) -> Embedded:
         """Run the model's embedding locally, and return the arguments of all layers."""
@@ -923,6 +980,10 @@ class StagedModel:
         if self._resumes and self._log_plan is not None:
             self._resumes = False
             self._resume(self._log_plan, batch)
+        if self._offered is not None and not self._offer_is_optional and self.plans.devices():
+            offered, self._offered = self._offered, None
+            there = self.plans.with_state_on_devices(batch.ids, self.work)
+            offered(head=self._head_moves(batch, there))
         if self._log_plan is not None:
             # `StageStep` replaces devices that have left. `plan` may have a newer forecast.
             return self.plan or self._log_plan

@@ -109,8 +109,8 @@ class StepLog:
 
     def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
         # Keep only what devices need to repeat passes. `x` also provides the dtype of activations.
-        x = list(step.x[0].values())
-        work = replace(work, x=x, resident=resident, loss=None, slices=(), slice_works=())
+        x = [step.x[0][batch] for batch in range(work.batches)]
+        work = replace(work, x=x, resident=resident, slices=(), slice_works=())
         self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))
         self._sizes.append(size)
         self.nbytes += size

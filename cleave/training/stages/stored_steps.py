@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -38,6 +38,7 @@ class StoredStep:
         dx: gradients of the first stage's inputs, by micro-batch.
         squares: sum of the squared elements of all gradients on devices.
         kept: the trained state that devices kept after the step.
+        losses: losses by micro-batch, if a device computed them; otherwise empty.
     """
 
     rate: float
@@ -49,17 +50,19 @@ class StoredStep:
     dx: Mapping[int, Any]
     squares: float
     kept: Sequence[KeptState] = ()
+    losses: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def micro_batches(self) -> int:
         """Return the number of micro-batches."""
-        return len(self.x[0])
+        return len(self.losses or self.x[0])
 
     def pack(self) -> Iterator[memoryview]:
         """Yield the contents of the step's file."""
         arrays = [a for each in (*self.x, *self.dy) for a in each.values()] + [*self.scalars]
         payloads = [a.payload for a in arrays] + [one.payload for one in self.returned]
-        parts = [packed(payload) for payload in (*payloads, *self.dx.values())]
+        payloads += [*self.dx.values(), *self.losses.values()]
+        parts = [packed(payload) for payload in payloads]
         described = {
             "rate": self.rate,
             "bounds": self.bounds,
@@ -69,6 +72,7 @@ class StoredStep:
             "arrays": [[a.rows, a.columns, a.dtype] for a in arrays],
             "returned": [_described(one) for one in self.returned],
             "dx": [*self.dx],
+            "losses": [*self.losses],
             "kept": [
                 (one.arrays, one.nbytes, [(*key, *held) for key, held in one.state.items()])
                 for one in self.kept
@@ -122,7 +126,8 @@ class StoredStep:
             dy=dy,
             scalars=scalars,
             returned=returned,
-            dx=dict(zip(said["dx"], payloads, strict=True)),
+            dx={batch: next(payloads) for batch in said["dx"]},
+            losses={batch: next(payloads) for batch in said.get("losses", ())},
             squares=said["squares"],
             kept=[
                 KeptState(arrays, {(k, n, i): (id, done) for k, n, i, id, done in state}, nbytes)
