@@ -112,6 +112,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     for number, stage in enumerate(plan.planned, 1):
         part = stage.slice
         layers = f"{stage.first + 1}-{stage.stop}" if part is None else f"loss {part.number + 1}"
+        layers = layers if part is not None or stage.first < stage.stop else "loss"
         which = ", ".join(names[device] for device in stage.devices)
         which = textwrap.shorten(which, WIDTH - 26, placeholder=" ...")
         typer.echo(f"{number:>5}{layers:>10}{len(stage.devices):>9}  {which}")

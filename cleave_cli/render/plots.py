@@ -136,6 +136,8 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
         return f"loss {stage.slice.number + 1} of {stage.slice.of}"
     one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
     first, last = stage.first + 1, stage.stop
+    if first > last:
+        return "loss"
     text = f"{one} {first}" if first == last else f"{many} {first}-{last}"
     return f"{text}, loss" if stage.loss else text
 

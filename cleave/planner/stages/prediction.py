@@ -401,5 +401,7 @@ def _layers(stages: Iterable[PlannedStage]) -> str:
     if (part := stages[0].slice) is not None:
         return f"1 of {part.of} slices of the loss"
     number = sum(stage.stop - stage.first for stage in stages)
+    if not number:
+        return "the loss"
     text = "1 layer" if number == 1 else f"{number} layers"
     return f"{text} and the loss" if any(stage.loss for stage in stages) else text

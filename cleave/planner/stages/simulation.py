@@ -117,7 +117,7 @@ class StageSimulation:
         }
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
-        self._ps_free_s = self._end_s = self._squares_s = 0.0
+        self._ps_free_s = self._end_s = self._squares_s = self._dx_s = 0.0
         tied_head = model.tied and model.resident_head
         self._embeds = self.stages[-1].devices[0] if tied_head else None
         # The device on the PS's computer, and its queued and running graph runs.
@@ -165,6 +165,8 @@ class StageSimulation:
             happens(now_s, what)
         if not self._squares_s:
             return self._end_s
+        if self._embeds is not None:  # this device needs the last gradient for its squares
+            self._squares_s = max(self._squares_s, self._dx_s + 2 * self._embeds.latency_s)
         return self._squares_s + max(self._update_s(device) for device in self.devices.values())
 
     @staticmethod
@@ -330,7 +332,7 @@ class StageSimulation:
                 if stage.number > 0:
                     others = self._passed_backward(now_s, self.stages[stage.number - 1], batch)
                 elif self._embeds is not None:
-                    self._return_dx(self._embeds, batch)
+                    self._return_dx(now_s, self._embeds, batch)
         if others is self._of_slices:
             self._ask(now_s, dict.fromkeys((device, *others)))
         elif device.under_way == REQUESTS_AT_ONCE - 1:
@@ -340,16 +342,15 @@ class StageSimulation:
         if batch >= 0 and rules.may_take_sums(len(self.model.tokens) - stage.passed):
             self._take_sums(now_s, stage)
 
-    def _return_dx(self, device: SimulatedDevice, batch: int) -> None:
+    def _return_dx(self, now_s: float, device: SimulatedDevice, batch: int) -> None:
         """Send the gradient of the first stage's input to the device with the embedding."""
         model, rates = self.model, device.rates
         activation = model.tokens[batch] * model.width * model.element_bytes
         nbytes = round(rates.down_bytes(activation, model.coded_ratio))
-        took_s = nbytes / rates.downlink_bytes_per_s
-        self.egress.passed_bytes += nbytes
-        device.x_s += took_s
-        if self._squares_s:  # the device needs the last gradient for its squares
-            self._squares_s += took_s
+        message = SimulatedMessage(float(nbytes)).to(rates)
+        device.x_s += message.passes_s
+        self._send_down(now_s, device, [message], None)
+        self._dx_s = max(now_s + message.passes_s, device.received_s, self.egress.free_s)
 
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int

@@ -335,9 +335,25 @@ class StageStep:
             self._spares.abandon()
             for device, store in self._stores.items():
                 store.drop_state(*trained.unfinished(device), *trained.updated(device))
+                if self._spares.is_busy(device):  # the next step drops nothing else on it
+                    store.drop(self._made_on(device))
         self.ended = True
         self._requests.clear()
         self._suspects.clear()
+
+    def _made_on(self, device: int) -> set[int]:
+        """Return the wire IDs of the gradient sums and retained arrays on a device."""
+        sums = [g.sums for s in self._stages for g in s.accumulators if g.device == device]
+        restores = (r for r in self._requests if r.kind is RequestKind.RESTORE)
+        sums += [request.sums for request in restores if request.device == device]
+        kept = [
+            layer
+            for s in self._stages
+            for d, each in s.kept.values()
+            if d == device
+            for layer in each
+        ]
+        return {id for each in sums for id in each.values() if id}.union(*kept)
 
     def view(self) -> StepView:
         """Return a snapshot of the step's progress."""

@@ -88,6 +88,7 @@ function readHolder(value: unknown): Holder {
 /** The layers of a stage for people, who count from 1, e.g. `layers 5 to 8 and the loss`. */
 export function layersOf(stage: Stage): string {
   if (stage.slice !== null) return `slice ${stage.slice[0] + 1} of ${stage.slice[1]} of the loss`;
+  if (stage.first === stage.stop) return "the loss";
   const first = stage.first + 1;
   const layers = first >= stage.stop ? `layer ${first}` : `layers ${first} to ${stage.stop}`;
   return stage.loss ? `${layers} and the loss` : layers;

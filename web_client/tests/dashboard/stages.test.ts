@@ -59,6 +59,8 @@ test("slices of the loss have no layers", () => {
     "slice 2 of 2 of the loss",
   ]);
   expect(step?.stages[0]?.slice).toBeNull();
+  const loss = readStages({ ...STEP, stages: [FIRST, { ...LAST, first: 5 }] });
+  expect(loss?.stages.map(layersOf)).toEqual(["layers 1 to 4", "the loss"]);
 });
 
 test("what is in flight, and how much of the step is done", () => {
