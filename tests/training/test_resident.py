@@ -152,6 +152,28 @@ def test_neither_weights_nor_gradients_travel(*, head: bool) -> None:
         assert fleet.counters().traffic.up.weights > before.up.weights
 
 
+@pytest.mark.parametrize(("family", "sends"), [("opt", False), ("llama", True)])
+def test_a_device_with_everything_gets_nothing_but_tokens(family: str, sends: bool) -> None:
+    """Without a tied head, the server still embeds tokens, and needs the gradient for that."""
+    model = small_model(family)
+    plain, given = copy.deepcopy(model), batches(3)
+    with emulated(1, seed=1) as fleet:
+        run = Run(model, fleet, head=True)
+        mine, sent = [], []
+        for ids in given:
+            before = fleet.counters().traffic
+            mine.append(run.step(ids))
+            traffic = fleet.counters().traffic
+            sent.append(traffic.up.activations - before.up.activations)
+        run.staged.sync()
+    width = run.staged.work.graphs.calls[0].x.shape[-1]
+    activations = 4 * given[0].numel() * width
+    assert (max(sent) > activations) == sends
+    assert (max(sent) < activations / 10) == (not sends)
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+    same_weights(model, plain, 1e-3)
+
+
 def test_departures_are_counted_with_and_without_a_stage() -> None:
     """Before the first one, a device is expected to stay for eight hours."""
     with emulated(4, seed=1) as fleet:

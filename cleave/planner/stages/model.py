@@ -294,6 +294,11 @@ class PlannedStage:
     pieces: int = 1
 
     @property
+    def is_whole(self) -> bool:
+        """Return whether the stage has all layers and the loss."""
+        return self.loss and not self.first
+
+    @property
     def named(self) -> str:
         """Return a user-facing name, such as "layers 1 to 3". Layers are counted from 1."""
         if self.slice is not None:

@@ -26,6 +26,7 @@ from cleave.planner.stages.model import (
 # messages for different devices.
 PIECE_BYTES: Final = 2.0**20
 _TOTAL_BYTES: Final = 4  # bytes per token that a loss slice receives for its backward pass
+_ID_BYTES: Final = 16  # bytes per token of token IDs and targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,8 @@ class SimulatedStage:
         x = activation
         if self.plan.stop > self.plan.first:  # layer arguments are sent with x
             x += tokens * model.beside_bytes
+        if model.tied and model.resident_head and self.plan.is_whole:
+            x = float(tokens * _ID_BYTES)
         sliced = self.plan.slice is not None
         dy = float(tokens * _TOTAL_BYTES) if sliced else activation
         through = math.fsum(cost.forward_flops for cost in self.costs) * tokens

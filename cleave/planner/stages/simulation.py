@@ -8,7 +8,7 @@ backward pass starts after the forward passes of all slices. The last stage's ba
 after the backward passes of all slices.
 
 A device with the state of a tied LM head also computes the embedding. It returns the first stage's
-inputs, and receives their gradients. Only these transfers are simulated.
+inputs, and receives their gradients, unless it has all layers. Only these transfers are simulated.
 
 A device on the PS's computer shares its processor with the PS, whose work interrupts the device's
 graph runs. If devices keep the trained state, they return squared gradients after all passes, and
@@ -118,8 +118,8 @@ class StageSimulation:
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
         self._ps_free_s = self._end_s = self._squares_s = self._dx_s = 0.0
-        tied_head = model.tied and model.resident_head
-        self._embeds = self.stages[-1].devices[0] if tied_head else None
+        embeds = model.tied and model.resident_head and not self.stages[0].plan.is_whole
+        self._embeds = self.stages[-1].devices[0] if embeds else None
         # The device on the PS's computer, and its queued and running graph runs.
         self._own = self.devices.get(-1 if ps.own_device is None else ps.own_device)
         self._own_runs: deque[tuple[SimulatedMessage, SimulatedRequest | None]] = deque()
@@ -302,7 +302,8 @@ class StageSimulation:
         sent = [message.to(rates) for message in messages]
         x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
         found = PassMessages(sent, (), x_s, 0.0)
-        if forward or stage.number > 0 or model.embeds:
+        whole = model.tied and model.resident_head and stage.plan.is_whole
+        if forward or stage.number > 0 or (model.embeds and not whole):
             activation = tokens * model.width * model.element_bytes
             returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
             if forward and stage.plan.slice is not None:

@@ -98,38 +98,37 @@ class StagePasses(DeviceArrays):
 
     def embedding_forward(self, request: StageRequest, ids: StageArray) -> None:
         """Request the embedding of a micro-batch and fetch the first stage's input."""
-        work, embedding = self.work, self._embedding
+        work = self.work
         tokens = work.tokens[request.batch - work.batches]
-        feed = {names.IDS: self._put(ids)} | self._put_all(embedding.parameters)
-        found = self._run(
-            request, embedding.forward, feed, {names.Y: _FP32 * tokens * work.width}, 0
-        )
-        self._fetch(request, names.Y, found[names.Y], 0, tokens, work.width, work.dtype)
+        y = self._embedded(request, ids, tokens)
+        self._fetch(request, names.Y, y, 0, tokens, work.width, work.dtype)
         self._forget(ids)
-        self.drop([found[names.Y]])
+        self.drop([y])
 
     def embedding_backward(self, request: StageRequest, ids: StageArray, dy: StageArray) -> None:
         """Request the backward pass of a micro-batch's embedding, which adds to the sums."""
-        embedding = self._embedding
-        assert embedding.backward is not None
-        feed = {names.IDS: self._put(ids), names.DY: self._put(dy)}
-        feed |= self._put_all(embedding.parameters)
-        self._added(request, embedding.backward, feed, {}, 0, LOSS_LAYER, embedding)
-        self._forget(ids)
+        self._add_embedding(request, ids, self._put(dy))
         self._forget(dy)
 
     def last(self, request: StageRequest, x: StageArray) -> None:
         """Request the last stage's forward pass, loss and backward pass for a micro-batch."""
-        tokens = self.work.tokens[request.batch]
-        y, kept = self._forward(request, request.layers, self._put(x), tokens)
-        self._rename(x)
+        tokens, embeds = self.work.tokens[request.batch], self.work.embeds_inside
+        x_array = self._embedded(request, x, tokens) if embeds else self._put(x)
+        y, kept = self._forward(request, request.layers, x_array, tokens)
+        if not embeds:
+            self._rename(x)
         assert self.work.loss is not None
         targets = {names.TARGETS: self.work.loss.targets[request.batch]}
         loss, dy = self._loss(request, y, tokens, targets)
         if request.kind is RequestKind.LAST:  # not if a logged step is repeated
             self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
-        self._backward(request, kept, dy, names.DX, tokens)
+        dx = self._through(request, kept, dy, tokens)
+        if embeds:
+            self._add_embedding(request, x, dx)
+            self.drop([dx])
+        else:
+            self._end_backward(request, dx, names.DX, tokens)
         self._forget_masks(request)
 
     def slice_forward(self, request: StageRequest, x: StageArray) -> None:
@@ -227,6 +226,12 @@ class StagePasses(DeviceArrays):
         self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
     ) -> None:
         """Request the backward pass of a stage's layers, and fetch the input gradient as `name`."""
+        self._end_backward(request, self._through(request, kept, dy, tokens), name, tokens)
+
+    def _through(
+        self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, tokens: int
+    ) -> int:
+        """Request the backward pass of a stage's layers. Return the input gradient's wire ID."""
         made = {names.DX: _FP32 * tokens * self.work.width}
         for number, (x, *activations) in zip(reversed(request.layers), reversed(kept), strict=True):
             layer = self.work.layers[number]
@@ -238,7 +243,23 @@ class StagePasses(DeviceArrays):
             found = self._added(request, graph, feed, made, flops * tokens, number, layer)
             self.drop([x, *activations, dy])
             dy = found[names.DX]
-        self._end_backward(request, dy, name, tokens)
+        return dy
+
+    def _embedded(self, request: StageRequest, ids: StageArray, tokens: int) -> int:
+        """Request the embedding of token IDs. Return the wire ID of the first layer's input."""
+        embedding = self._embedding
+        feed = {names.IDS: self._put(ids)} | self._put_all(embedding.parameters)
+        made = {names.Y: _FP32 * tokens * self.work.width}
+        return self._run(request, embedding.forward, feed, made, 0)[names.Y]
+
+    def _add_embedding(self, request: StageRequest, ids: StageArray, dy: int) -> None:
+        """Request the backward pass of the embedding, if it is trained, and drop the token IDs."""
+        embedding = self._embedding
+        if embedding.backward is not None:
+            feed = {names.IDS: self._put(ids), names.DY: dy}
+            feed |= self._put_all(embedding.parameters)
+            self._added(request, embedding.backward, feed, {}, 0, LOSS_LAYER, embedding)
+        self._forget(ids)
 
     def _end_backward(self, request: StageRequest, dx: int, name: Any, tokens: int) -> None:
         """Fetch the gradient of a stage's input if it is wanted, then drop it from the device."""

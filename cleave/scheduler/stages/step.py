@@ -100,7 +100,7 @@ class StageStep:
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
-        if work.embedding is not None:
+        if work.embedding is not None and not work.embeds_inside:
             self._last.embeds = work.batches
             self._last.batches *= 1 + work.embeds
         self._requests: set[StageRequest] = set()
@@ -119,8 +119,9 @@ class StageStep:
         self._usual = usual or UsualSizes()
         self._suspects: deque[StageRequest] = deque()  # the caller is examining the first request
         self._diverged = False  # the caller confirmed a non-finite value
-        if work.embedding is None:
-            self._stages[0].x = dict(enumerate(work.x[:batches]))
+        if self._last.embeds is None:
+            x = work.x if work.embedding is None else work.ids
+            self._stages[0].x = dict(enumerate(x[:batches]))
         else:
             self._last.x = {work.batches + n: ids for n, ids in enumerate(work.ids[:batches])}
 

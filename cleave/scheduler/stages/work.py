@@ -268,7 +268,8 @@ class StepWork:
             parameters and fetches gradients in each step.
         embedding: the embedding, if the stage with the loss also computes it; None if the PS does.
             In this stage, pass numbers below `batches` stand for the layers and the loss. The
-            number `batches` + n stands for the embedding of micro-batch n.
+            number `batches` + n stands for the embedding of micro-batch n. If there is no other
+            stage, its passes begin with the embedding, and their input is the token IDs.
         ids: with `embedding`, the token IDs of each micro-batch. `x` then has sizes only.
     """
 
@@ -301,6 +302,11 @@ class StepWork:
         return [*self.stages, *self.slices]
 
     @property
+    def embeds_inside(self) -> bool:
+        """Return whether one stage computes everything, from token IDs to the loss."""
+        return self.embedding is not None and self.stages[0].is_whole
+
+    @property
     def batches(self) -> int:
         """Return the number of micro-batches."""
         return len(self.tokens)
@@ -320,7 +326,7 @@ class StepWork:
         The first stage's input is sent, and its gradient is returned if the PS needs the gradient.
         For a vocabulary-parallel loss, the last layer's output is sent to every slice, and each
         slice returns a gradient. If a device computes the embedding, the first stage's input is
-        returned, and its gradient is sent.
+        returned, and its gradient is sent, unless the same stage has all layers.
 
         Args:
             gradient_bytes: size of one returned gradient element, in bytes.
@@ -333,7 +339,7 @@ class StepWork:
         weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
         elements = sum(each.rows * each.columns for part in parts for each in part.sums.values())
         gradients = elements * gradient_bytes
-        activations = sum(x.nbytes for x in self.x)
+        activations = 0 if self.embeds_inside else sum(x.nbytes for x in self.x)
         between, at_ps = 2 * (len(self.stages) - 1), int(self.loss is None)
         passes = between + at_ps + len(self.slices)
         embedding = int(self.embedding is not None)  # of the first stage's input

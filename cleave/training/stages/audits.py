@@ -449,7 +449,11 @@ class Auditor:
         self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding
     ) -> list[Array]:
         """Return the input of each layer of a stage, followed by the stage's output."""
-        given = [moved(_array(record.x[batch]), rounding.noise)]
+        x = _array(record.x[batch])
+        if work.embedding is not None and record.plan.is_whole:
+            feed = {names.IDS: x, **_arrays(work.embedding.parameters)}
+            x = self.run(work.embedding.forward, feed, rounding)[names.Y]
+        given = [moved(x, rounding.noise)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
@@ -491,6 +495,8 @@ class Auditor:
             feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, rounding.noise)}
             feed |= _arrays(layer.inputs(batch))
             dy = self._add(layer.backward, feed, number, layer.sums, totals, rounding)[names.DX]
+        if work.embedding is not None and record.plan.is_whole:
+            self._add_embedding(work.embedding, record.x[batch], dy, totals, rounding)
         return given[-1], dy, loss
 
     def repeat_embedding(
@@ -507,12 +513,24 @@ class Auditor:
             dy: gradient of the first stage's input; None if it is unknown.
             totals: sums of parameter gradients. The micro-batch's gradients are added in place.
         """
+        if dy is not None:
+            self._add_embedding(embedding, ids, _array(dy), totals, rounding)
         feed = {names.IDS: _array(ids), **_arrays(embedding.parameters)}
-        if dy is not None and embedding.backward is not None:
-            with_dy = feed | {names.DY: moved(_array(dy), rounding.noise)}
-            graph, of = embedding.backward, embedding.sums
-            self._add(graph, with_dy, LOSS_LAYER, of, totals, rounding)
         return self.run(embedding.forward, feed, rounding)[names.Y]
+
+    def _add_embedding(
+        self,
+        embedding: EmbeddingWork,
+        ids: StageArray,
+        dy: Array,
+        totals: Sums,
+        rounding: Rounding,
+    ) -> None:
+        """Add an embedding's gradients to the sums, if it is trained."""
+        if embedding.backward is not None:
+            feed = {names.IDS: _array(ids), names.DY: moved(dy, rounding.noise)}
+            feed |= _arrays(embedding.parameters)
+            self._add(embedding.backward, feed, LOSS_LAYER, embedding.sums, totals, rounding)
 
     def _repeat_slice(
         self,

@@ -138,11 +138,10 @@ class ResidentState:
         self._names = {id(tensor): name for name, tensor in optimizer.parameters.items()}
         self.tensors: dict[StageArray, Tensor] = {}
         self._groups: list[_Group] = []
-        work.resident_head = head
-        self._keys = _keys(work)
+        self._keys = _keys(work, head=head)
         update = update_graph(optimizer.rule)
         held = {id(tensor): self._held(tensor) for tensor in self._keys.values()}
-        work.resident = held
+        work.resident, work.resident_head = held, head
         self._resident = Resident(
             {key: held[id(tensor)] for key, tensor in self._keys.items()},
             work.graph(update),
@@ -335,7 +334,7 @@ def check_resident(work: ModelWork, rule: UpdateRule) -> None:
         UsageError: if they cannot.
     """
     update_graph(rule)
-    _keys(work)
+    _keys(work, head=False)
 
 
 def update_graph(rule: UpdateRule) -> bytes:
@@ -376,8 +375,8 @@ def _begin(buffer: arrays.Buffer) -> int:
     return int(buffer.array.ctypes.data)
 
 
-def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
-    """Return all trained parameters of the layers, by layer and name.
+def _keys(work: ModelWork, *, head: bool) -> Mapping[SumName, Tensor]:
+    """Return all trained parameters of the layers, and of the LM head if `head`, by layer and name.
 
     Raises:
         UsageError: if a parameter is used in several places, or if no layer has a trained
@@ -387,9 +386,9 @@ def _keys(work: ModelWork) -> Mapping[SumName, Tensor]:
     for number, graphs in enumerate(work.graphs.layers):
         found |= {(number, name): work.held(number)[name] for name in graphs.trainable}
     outside = {id(parameter) for parameter in work.outside()}
-    if work.resident_head:
-        head = {(LOSS_LAYER, name): work.held_by_loss[name] for name in work.head_trainable}
-        found, outside = found | head, set()
+    if head:
+        in_head = {(LOSS_LAYER, name): work.held_by_loss[name] for name in work.head_trainable}
+        found, outside = found | in_head, set()
     ids = [id(tensor) for tensor in found.values()]
     if len(ids) != len(set(ids)) or outside & set(ids):
         raise UsageError(

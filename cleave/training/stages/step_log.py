@@ -109,8 +109,9 @@ class StepLog:
 
     def _add(self, work: StepWork, resident: Resident, step: StoredStep, size: int) -> None:
         # Keep only what devices need to repeat passes. `x` also provides the dtype of activations.
-        x = [step.x[0][batch] for batch in range(work.batches)]
-        work = replace(work, x=x, resident=resident, slices=(), slice_works=())
+        if work.embedding is None:  # otherwise, `x` has no values
+            work = replace(work, x=[step.x[0][batch] for batch in range(work.batches)])
+        work = replace(work, resident=resident, slices=(), slice_works=())
         self.steps = (*self.steps, LoggedStep(work, step.x, step.dy, step.scalars))
         self._sizes.append(size)
         self.nbytes += size
