@@ -1,13 +1,15 @@
-"""Measure the overhead of stages: 8 emulated devices in this process against plain PyTorch.
+"""Measure the overhead of stages: emulated devices in this process against plain PyTorch.
 
-    python -m benchmarks.stage_overhead [--model opt-125m] [--pairs 3] [--quick] [--json]
+    python -m benchmarks.stage_overhead [--model opt-125m] [--devices 8] [--pairs 3] [--quick]
+                                        [--json]
 
 Batch 4, sequence 512, fp32 and bf16, steps of both in turn: forward, backward, clipping and AdamW.
 Each has its own model and optimizer. Devices take only the time of their graphs, which this process
 runs. Nothing is audited. The planner chooses the stages. Prints the median ratio of interleaved
 pairs (goal: at most 1.15), and the seconds of steps by stages by part. Devices compute forward
 passes twice (a backward graph recomputes them unless inputs were kept), which alone is a third more
-work than PyTorch's.
+work than PyTorch's. With several devices, the planner divides the batch into micro-batches of one
+sequence, which take longer per sequence. With `--devices 1`, one device trains on whole batches.
 
 `--quick`: opt-tiny, one pair. Ends with 1 if the goal is missed.
 """
@@ -44,7 +46,6 @@ from cleave.training.stages.gradients import StepGradients
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 
-DEVICES: Final = 8
 GOAL: Final = 1.15
 PARTS: Final = (
     (GraphSession, "run", "graphs in ONNX Runtime"),
@@ -112,7 +113,7 @@ def timed_parts() -> Iterator[dict[str, float]]:
             one.stop()
 
 
-def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
+def measure(model: str, dtype: str, pairs: int, seq: int, devices: int) -> Measured:
     """Run steps by stages and by plain PyTorch in turn."""
     job = JobSpec(model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0)
     by_stages = JobSpec(
@@ -120,7 +121,7 @@ def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
     )
     plain_s, stages_s = [], []
     spent: dict[str, float] = defaultdict(float)
-    with cleave.emulated(DEVICES) as fleet:
+    with cleave.emulated(devices) as fleet:
         plain, staged = make_trainer(job, None), make_trainer(by_stages, fleet)
         for pair in range(pairs + 1):
             alone = seconds(plain)
@@ -163,6 +164,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="opt-125m")
+    parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--quick", action="store_true")
@@ -173,9 +175,9 @@ def main() -> None:
         model, pairs, seq = "opt-tiny", 1, 128
     found = []
     if not options.json:
-        print(f"{machine()}; {model}, 4 x {seq} tokens, {DEVICES} emulated devices")
+        print(f"{machine()}; {model}, 4 x {seq} tokens, {options.devices} emulated devices")
     for dtype in options.dtypes.split(","):
-        found.append(measure(model, dtype, pairs, seq))
+        found.append(measure(model, dtype, pairs, seq, options.devices))
         if not options.json:
             show(found[-1])
     if options.json:

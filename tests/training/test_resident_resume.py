@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,39 +113,39 @@ FUNCTIONS = {
 }
 
 
-@pytest.fixture(params=[False, True], ids=["", "with the LM head"])
-def head(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether a device also keeps the LM head and the embedding."""
-    found: bool = request.param
-    with mock.patch.object(StagedModel, "_head_moves", return_value=found):
-        yield found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "at", "after"),
+    ("function", "at", "after", "head"),
     [
-        ("the log", 3, False),
-        nightly("the log", 5, True),
-        ("the update", 8, False),
-        ("a record", 6, False),
-        ("a snapshot", 4, True),
-        nightly("a snapshot", 5, False),
-        ("a checkpoint", 1, False),
-        ("removing", 3, True),
-        ("an evaluation", 1, True),
+        ("the log", 3, False, True),
+        nightly("the log", 5, True, False),
+        ("the update", 8, False, False),
+        ("a record", 6, False, False),
+        ("a snapshot", 4, True, True),
+        nightly("a snapshot", 5, False, False),
+        ("a checkpoint", 1, False, False),
+        ("removing", 3, True, True),
+        ("an evaluation", 1, True, False),
         *(
-            nightly(function, at, after)
+            nightly(function, at, after, head)
             for function in FUNCTIONS
             for at in (1, 2, 7, 8)
             for after in (False, True)
+            for head in (False, True)
         ),
     ],
 )
-@pytest.mark.usefixtures("head")
 def test_no_step_is_lost_or_repeated(
-    tmp_path: Path, corpus_file: Path, function: str, at: int, after: bool
+    tmp_path: Path,
+    corpus_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    at: int,
+    after: bool,
+    head: bool,
 ) -> None:
+    """Also if a device has the LM head and the embedding."""
+    monkeypatch.setattr(StagedModel, "_head_moves", lambda *_: head)
     job, folder = job_of(corpus_file), RunFolder(tmp_path)
     plain = losses(replace(job, method="local", state="server"), RunFolder(tmp_path / "plain"))
     where, name = FUNCTIONS[function]
