@@ -24,6 +24,7 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
+from cleave.machine.load import OtherLoad
 from cleave.machine.sensors import return_free_memory
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method, StateMode
@@ -140,7 +141,12 @@ class JobFleet:
         spec, parameters = self._spec, self._model.parameters()
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         sizes = spec.width, spec.ffn_width, spec.vocabulary, trained
+        others = OtherLoad()
         found = measured_server(*sizes, DType(self._job.dtype))
+        if remark := others.remark():
+            self._note(
+                f"this server's speed was measured {remark}, so forecasts may underrate the server"
+            )
         if self._job.dtype != Precision.FP32.value:
             in_fp32 = measured_server(*sizes, DType.FP32).flops_per_s
             ratio = in_fp32 / found.flops_per_s
