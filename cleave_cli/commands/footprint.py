@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from cleave.errors import UsageError
+from cleave.training.loop.job import DEFAULT_BATCH, DEFAULT_SEQ
 from cleave_cli.options import Json, usage_errors
 from cleave_cli.render.text import Csv, form_of
 
@@ -37,8 +38,8 @@ def footprint(
         str, Option(help="With --model: profile of a data centre's GPU, such as a5000.")
     ] = "",
     steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
-    batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
-    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
+    batch: Annotated[int, Option(help="With --model: sequences per step.")] = DEFAULT_BATCH,
+    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = DEFAULT_SEQ,
     dtype: Annotated[str, Option(help="With --model: dtype (bf16, fp16 or fp32).")] = "bf16",
     grid: Annotated[
         str,

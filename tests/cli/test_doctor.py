@@ -138,7 +138,7 @@ def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
         ),
         (("--model", "opt-125m", "--lora-bits", "4"), "add --lora RANK"),
         (("--model", "opt-125m", "--fleet", "no-such"), "no-such"),
-        (("--model", "opt-125m", "--batch", "9999999"), "use 32,768 sequences or fewer"),
+        (("--model", "opt-125m", "--batch", "9999999"), "use 131,072 sequences or fewer"),
         (("--model", "opt-125m", "--lora", "9999"), "exceeds the width of opt-125m"),
         (("--model", "opt-125m", "--batch", "0"), "--batch must be 1 or more, not 0"),
     ],
