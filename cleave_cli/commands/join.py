@@ -233,8 +233,8 @@ def join(
                 done, of = (status.done, "") if status.device else (total, "in all sessions, ")
                 event(
                     "left",
-                    f"left ({reason}): {of}{done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
-                    f"{done.downlink_bytes / 1e6:.1f} MB down, "
+                    f"left ({reason}): {of}{done.blocks} runs, with the server's tests, "
+                    f"{done.flops / 1e9:.1f} GFLOP, {done.downlink_bytes / 1e6:.1f} MB down, "
                     f"{done.uplink_bytes / 1e6:.1f} MB up",
                     reason=reason,
                     blocks=done.blocks,

@@ -308,6 +308,7 @@ class JobFleet:
 
     def _new_staged(self) -> StagedModel | None:
         """Return a `StagedModel` of the model's original layers; None if no layer has a graph."""
+        self._note("converting the layers to graphs that devices run")
         with self.plainly():
             return staged_model(
                 self._job,
