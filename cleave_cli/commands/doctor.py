@@ -86,7 +86,7 @@ def _show_fits(title: str, fits: list[Fit]) -> None:
     typer.echo(f"{'':<9}{'device':>11}{'server':>11}")
     for each in fits:
         numbers = [human_bytes(n) if n else "-" for n in (each.device_bytes, each.server_bytes)]
-        said = "does not fit" if not each.fits else "fits"
+        said = "fits" if each.fits else "does not fit" if each.server_bytes else "not possible"
         if each.fits and each.options:
             said += f" with {' and '.join(each.options)}"
         typer.echo(f"{each.method.value:<9}" + "".join(f"{n:>11}" for n in numbers) + f"  {said}")

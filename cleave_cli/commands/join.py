@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -292,8 +293,9 @@ def join(
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
                 text = (
-                    "that server knows this device already, so the join code was not used; if it "
-                    "is not yet the operator's own, this marks it: cleave devices own NAME"
+                    "the server knows this device already, so the join code was not used; if the "
+                    "code was made with --own, mark this device on the server instead: "
+                    f"cleave devices own {shlex.quote(called)}"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

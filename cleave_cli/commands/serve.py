@@ -464,7 +464,11 @@ def _show(page_url: str) -> None:
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty() and not only_here(page_url):
         typer.echo(qr_code(page_url), err=True)
-    typer.echo("for more codes: cleave pair\n", err=True)
+    typer.echo(
+        "this device gets single matrix products only. For fine-tuning and whole layers, your own "
+        "devices need a code of: cleave pair --own\n",
+        err=True,
+    )
 
 
 def _how(page_url: str) -> str:
