@@ -23,6 +23,7 @@ from cleave.machine.backends import (
     execute,
     self_check,
 )
+from cleave.machine.load import OtherLoad
 
 
 def _torch(*, by_copies: bool) -> MatmulBackend:
@@ -285,9 +286,9 @@ def test_the_best_of_several_measurements_counts_on_a_busy_machine(
     def run() -> None:
         watch.now_s += next(durations)
 
-    monkeypatch.setattr(backends.OtherLoad, "disturbs", lambda _: True)
+    monkeypatch.setattr(OtherLoad, "disturbs", lambda _: True)
     assert backends.sustained_s(run, clock=watch) == pytest.approx(0.01)
-    monkeypatch.setattr(backends.OtherLoad, "disturbs", lambda _: False)
+    monkeypatch.setattr(OtherLoad, "disturbs", lambda _: False)
     assert backends.sustained_s(run, clock=watch) == pytest.approx(0.2)
 
 
