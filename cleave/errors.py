@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Final, TypeVar
 
 Choice = TypeVar("Choice", bound=Enum)
@@ -58,9 +60,32 @@ def unknown(what: str, value: object, known: Iterable[object]) -> UsageError:
     return UsageError(f"there is no {what} {value!r}; {advice}")
 
 
-def to_install(extra: str) -> str:
-    """Return the pip command that installs Cleave with an extra, such as "train"."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+def to_install(extra: str, clone: Path = Path(__file__).parents[1]) -> str:
+    """Return the pip command that installs what an extra of Cleave, such as "train", needs.
+
+    No release is on PyPI, so Cleave's name would not be found there.
+
+    Args:
+        clone: the folder that contains the package, which is a clone if it has a `pyproject.toml`.
+    """
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install -e '{clone}[{extra}]'"
+    return " ".join(["pip install", *(f"'{needed}'" for needed in _requirements(extra))])
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Yield the requirements of an extra, and of the extras that it includes."""
+    from importlib import metadata  # lazily, because this module is loaded at every start
+
+    for line in metadata.requires(DISTRIBUTION) or ():
+        needed, _, condition = (part.strip() for part in line.partition(";"))
+        if not re.search(rf"extra == ['\"]{extra}['\"]", condition):
+            continue
+        if included := re.fullmatch(rf"{DISTRIBUTION}\[(.+)\]", needed):
+            for other in included[1].split(","):
+                yield from _requirements(other)
+        else:
+            yield needed
 
 
 def not_installed(what: str, library: str, extra: str) -> UsageError:

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cleave.errors import DISTRIBUTION, to_install
 
 ROOT = Path(__file__).parent.parent
@@ -22,11 +24,23 @@ OF_OTHERS = re.compile(
 
 
 def test_commands_install_this_package() -> None:
+    """A clone installs itself. Elsewhere the libraries are named, because no release is on PyPI."""
     extras = PROJECT["optional-dependencies"]
-    assert to_install("lora") == f"pip install '{PROJECT['name']}[lora]'"
+    assert to_install("lora") == f"pip install -e '{ROOT}[lora]'"
+    assert PROJECT["name"] == DISTRIBUTION
     of_its_own = [n for needs in extras.values() for n in needs if n.startswith("cleave")]
     assert of_its_own
     assert all(need.startswith(f"{DISTRIBUTION}[") for need in of_its_own)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [("gguf", {"gguf"}), ("tls", {"cryptography", "ifaddr"}), ("train", {"torch", "zeroconf"})],
+)
+def test_without_a_clone_libraries_are_named(extra: str, named: set[str], tmp_path: Path) -> None:
+    told = to_install(extra, tmp_path)
+    assert all(f"'{name}>=" in told for name in named)
+    assert DISTRIBUTION not in told
 
 
 def test_extras_that_messages_name_exist() -> None:

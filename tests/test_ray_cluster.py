@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 from cleave.ray_cluster import need_ray
 
 
@@ -21,7 +22,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ray_that_is_not_installed_is_asked_for(elsewhere: Path) -> None:
-    with pytest.raises(UsageError, match=r"pip install 'cleave-train\[ray\]'"):
+    with pytest.raises(UsageError, match=re.escape(to_install("ray"))):
         need_ray("--servers")
 
 

@@ -18,7 +18,7 @@ from cleave.transport.join_url import JoinUrl, parse_join_url
 
 LOOK_S: Final = 5.0  # interval between checks of the machine, unless a check sets another time
 DRAIN_S: Final = 30.0  # time for a draining device to finish its runs; then the PS reassigns them
-LONGEST_WAIT_S: Final = 300.0  # maximum wait between connection attempts; the first is up to 1 s
+LONGEST_WAIT_S: Final = 30.0  # maximum wait between connection attempts; the first is up to 1 s
 STEADY_S: Final = 60.0  # a session of at least this length resets the backoff to 1 s
 
 INTERRUPTED: Final = "interrupted"

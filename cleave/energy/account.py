@@ -114,7 +114,7 @@ class Footprint:
     @property
     def operational_gco2e(self) -> float | None:
         """Return the carbon of the run's electricity in gCO2e; None if unknown."""
-        if self.gco2e_per_kwh is None:
+        if self.gco2e_per_kwh is None or not self.known:
             return None
         return operational_gco2e(self.energy_j, self.gco2e_per_kwh)
 
@@ -122,6 +122,11 @@ class Footprint:
     def complete(self) -> bool:
         """Return True if the energy of every device is known."""
         return self.devices_unknown == 0
+
+    @property
+    def known(self) -> bool:
+        """Return False if no part's energy is known, so that the total means nothing."""
+        return self.energy_j > 0 or (self.devices > 0 and self.complete)
 
     @property
     def attributed_gco2e(self) -> float | None:

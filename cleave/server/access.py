@@ -42,6 +42,7 @@ from cleave.server.store.store import (
 )
 from cleave.server.store.writer import RETRY_S, StoreWriter
 from cleave.transport.connection_limits import RateLimit
+from cleave.transport.join_url import SERVER_ID_LENGTH
 
 _Pending = TypeVar("_Pending")
 _Record = TypeVar("_Record", CodeRecord, DeviceRecord)
@@ -214,7 +215,6 @@ MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
 """Maximum number of uses, and maximum lifetime in seconds, of a join code."""
 
-_SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
 
 
@@ -304,7 +304,7 @@ class Access:
         self._random_bytes = random_bytes
         self._choose = choose
         self._attempts = RateLimit(clocks.steady)
-        id = "".join(choose(ALPHABET) for _ in range(_SERVER_ID_LENGTH))
+        id = "".join(choose(ALPHABET) for _ in range(SERVER_ID_LENGTH))
         self.server = store.fact("server", id)
         self.writer = StoreWriter(store, clocks.wall, retry_s)
         self.statuses = AccessStatuses(store, self.writer, clocks.wall)

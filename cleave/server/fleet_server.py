@@ -37,7 +37,7 @@ from cleave.scheduler.sessions.admission import (
 )
 from cleave.scheduler.sessions.joining import FULL_RETRY_S, other_version
 from cleave.scheduler.sessions.result_judging import Verification
-from cleave.scheduler.sessions.session import EventListener
+from cleave.scheduler.sessions.session import EventListener, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.resident import KeptState
 from cleave.scheduler.stages.runs import StagesOn
@@ -392,6 +392,7 @@ class Server:
                 "compute_s": session.counters.compute_s,
                 "failures": session.counters.failures,
                 "failure": session.setbacks.last,
+                "rates": _rates(session),
             }
             for session in manager.sessions.values()
         ]
@@ -494,3 +495,11 @@ def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
         (True, 0)
     """
     return Server(replace(config or ServerConfig(), **changes))
+
+
+def _rates(session: Session) -> dict[str, float]:
+    """Return the speed and the link that plans assume of a device; empty until it is measured."""
+    if session.rates is None or session.probe is not None:
+        return {}
+    names = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s")
+    return {name: getattr(session.rates, name) for name in names}

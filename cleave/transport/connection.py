@@ -282,7 +282,7 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
             ) from None
         raise CleaveError(
             f"no server answers at {address} ({plain_reason(error)}); "
-            f"start one with `cleave serve`, or check the address and port{or_plain}"
+            f"check that `cleave serve` runs there, and the address and port{or_plain}"
         ) from None
     except (InvalidHandshake, InvalidURI) as error:
         hint = "" if address.startswith("wss:") else " (a server with TLS has a wss:// URL)"

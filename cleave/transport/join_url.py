@@ -17,6 +17,7 @@ from cleave.files import private_file
 from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
+SERVER_ID_LENGTH: Final = 10
 JOIN_PATH: Final = "/join"  # path of the page that a browser opens to join as a device
 
 
@@ -89,12 +90,18 @@ def parse_join_url(url: str) -> JoinUrl:
             f"the join URL contains a certificate fingerprint, but {parts.scheme}:// does not use "
             f"certificates; use the URL that `cleave serve` prints, with https:// or wss://"
         )
+    server = unquote(fields.get("s", ""))
+    if "s" in fields and len(server) != SERVER_ID_LENGTH:
+        raise UsageError(
+            f"the join URL is incomplete: its s= must have {SERVER_ID_LENGTH} characters, which "
+            f"identify the server, not {len(server)}; copy the whole URL"
+        )
     path = parts.path.removesuffix(JOIN_PATH) + "/ws" if page else parts.path
     path = "/ws" if path in ("", "/") else path
     return JoinUrl(
         urlunsplit(("wss" if secure else "ws", parts.netloc, path, "", "")),
         credential,
-        server=unquote(fields.get("s", "")),
+        server=server,
         fingerprint=fingerprint,
     )
 

@@ -53,7 +53,7 @@ def show(
     """
     need_train_extra("cleave data show")
     from cleave.errors import UsageError
-    from cleave.training.data.batches import IGNORED, BatchLoader
+    from cleave.training.data.batches import IGNORED, BatchLoader, cut_documents
     from cleave.training.loop.context import TrainContext
     from cleave.training.loop.inputs import prepare
     from cleave.training.loop.job import JobSpec, Packing
@@ -80,8 +80,9 @@ def show(
     for ids, labels in zip(batch.ids.tolist(), batch.labels.tolist(), strict=True):
         learned = [False, *(label != IGNORED for label in labels[:-1])]
         shown.append({"ids": ids, "learned": learned})
+    cut = cut_documents(dataset.corpus.train, spec.seq)
     if as_json:
-        typer.echo(json.dumps({"sequences": len(loader), "examples": shown}))
+        typer.echo(json.dumps({"sequences": len(loader), "cut": cut, "examples": shown}))
         return
     for number, each in enumerate(shown, 1):
         count = sum(each["learned"])
@@ -92,6 +93,12 @@ def show(
             typer.secho(text if learns else f"{_OPEN}{text}{_CLOSE}", dim=not learns, nl=False)
         typer.echo("\n")
     typer.echo(f"{counted(len(loader), 'sequence')} in an epoch; {_OPEN} {_CLOSE}: not learned")
+    if cut:
+        say(
+            f"{cut:.0%} of the sequences begin within a document or conversation, whose earlier "
+            f"part the model does not see there; with a larger --seq than {spec.seq}, fewer do",
+            err=False,
+        )
 
 
 show.__signature__ = with_job_options(show, _SETTINGS)  # type: ignore[attr-defined]

@@ -27,8 +27,7 @@ _BATCH, _SEQUENCE = 4, 32
 _REAL_MODEL: Final = "opt-1.3b"
 _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
-_TRIES: Final = 3  # speed measurements; the fastest counts, as other programs may disturb some
-_CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
+_CARD_GBIT: Final = 1
 # Relative. AdamW's first steps amplify rounding: ten steps differ by up to 8e-5.
 _LARGEST_DIFFERENCE: Final = 2e-4
 
@@ -60,12 +59,20 @@ def demo(
     small = _small(runs, say)
     say()
     say(
-        f"2. A step of {_REAL_MODEL}, {_REAL_BATCH} x {_REAL_SEQUENCE} tokens in bf16, on nine "
-        f"phones and laptops\n   of a household's Wi-Fi, which hold whole layers. Simulated."
+        f"2. A step of {_REAL_MODEL}, {_REAL_BATCH} x {_REAL_SEQUENCE} tokens, on nine phones and "
+        f"laptops of a\n   household's Wi-Fi, which hold whole layers. Simulated."
     )
     large = _large()
-    say(f"   this machine alone  {large['simulated_alone_s']:8,.0f} s  (simulated, from its speed)")
+    say(
+        f"   this machine alone  {large['simulated_alone_s']:8,.0f} s  (predicted, from "
+        f"{large['flops_per_s'] / 1e9:.3g} GFLOP/s, measured here)"
+    )
     say(f"   the household       {large['simulated_step_s']:8,.0f} s  (simulated)")
+    if large["measured_under_load"]:
+        say(
+            f"   This machine's speed was measured {large['measured_under_load']}.\n"
+            f"   An idle machine is faster. Then compare again, with the last command below."
+        )
     took_s = time.perf_counter() - began_s
     if as_json:
         typer.echo(json.dumps({"small": small, "large": large, "seconds": took_s}))
@@ -85,9 +92,10 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a small model on this machine and on devices; return the losses and the traffic."""
     import cleave
 
-    plain: list[float] = []
+    alone: list[StepRecord] = []
     say("   First on this machine, then the devices start ...")
-    _train(runs, "local", None, lambda record: plain.append(record.loss))
+    _train(runs, "local", None, alone.append)
+    plain = [record.loss for record in alone]
     say("   step   this machine      devices   difference      time")
     found: list[StepRecord] = []
     options = ("--backend", "numpy", "--threads", "1")  # the backend that starts fastest
@@ -107,7 +115,10 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
             )
             if record.step == _KILLED_AFTER:
                 processes[0].kill()
-                say(f"          a device is killed; {_DEVICES - 1} continue with its part")
+                say(
+                    f"          a device is killed; {_DEVICES - 1} continue with its part, and may "
+                    f"be slower"
+                )
 
         folder = _train(runs, "tiles", server.fleet, report)
         left = server.fleet.device_count
@@ -127,6 +138,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
         "downlink_bytes": sum(record.downlink_bytes for record in found),
         "uplink_bytes": sum(record.uplink_bytes for record in found),
         "seconds": sum(record.wall_s for record in found),
+        "alone_seconds": sum(record.wall_s for record in alone),
         "run_folder": str(folder),
         "plot": str(plot),
     }
@@ -194,6 +206,8 @@ def _train(
 
 def _large() -> dict[str, Any]:
     """Emulate a step of a large model on a household's devices; return its time and traffic."""
+    from cleave.arrays import DType
+    from cleave.machine.load import OtherLoad
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
     from cleave.workload.stages import StageSizes
@@ -201,16 +215,19 @@ def _large() -> dict[str, Any]:
     from emulator.sized_stages import emulate_stages
     from profiles.fleets import find_fleet
 
-    spec, card = find_model(_REAL_MODEL), PsRates(_CARD_BYTES_PER_S, _CARD_BYTES_PER_S)
-    ps = server_of(StageSizes(spec, _REAL_SEQUENCE), 0.0, "fp32", card)
+    card = _CARD_GBIT * 1e9 / 8
+    spec, others, dtype = find_model(_REAL_MODEL), OtherLoad(), DType.FP32
+    ps = server_of(StageSizes(spec, _REAL_SEQUENCE), 0.0, dtype.value, PsRates(card, card))
+    under_load = others.remark()
     household = find_fleet(_HOUSEHOLD, seed=42)
-    found = emulate_stages(spec, _REAL_BATCH, _REAL_SEQUENCE, household, ps)
+    found = emulate_stages(spec, _REAL_BATCH, _REAL_SEQUENCE, household, ps, dtype=dtype)
     return {
         "model": _REAL_MODEL,
         "fleet": _HOUSEHOLD,
         "simulated_step_s": found.step_s,
         "simulated_alone_s": found.alone_s,
         "flops_per_s": ps.flops_per_s,
+        "measured_under_load": under_load,
         "downlink_bytes": found.steps[-1].downlink_bytes,
         "uplink_bytes": found.steps[-1].uplink_bytes,
     }
@@ -221,15 +238,21 @@ def _large() -> dict[str, Any]:
 
 def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) -> str:
     faster = large["simulated_alone_s"] / large["simulated_step_s"]
-    off, steps, devices = small["largest_difference"], len(small["losses"]), small["devices"]
+    both = zip(small["losses"], small["plain_losses"], strict=True)
+    off, steps, devices = max(abs(a - b) for a, b in both), len(small["losses"]), small["devices"]
+    load = " (whose speed was measured under load)" if large["measured_under_load"] else ""
+    slower = small["seconds"] > small["alone_seconds"]
+    verdict = " (devices do not pay for so small a model)" if slower else ""
     down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])
     return f"""\
 What this shows
-   exact      the losses equal those of plain PyTorch up to rounding (by at most
-              {off:.0e} of a loss), although one of {devices} devices was killed
-   real       the devices took {small["seconds"]:.1f} s for {steps} steps;
-              they received {down} and sent {up}
-   simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
+   exact      the losses equal those of plain PyTorch up to rounding: they differ by at
+              most {off:.1e}, although one of {devices} devices was killed
+   real       the devices took {small["seconds"]:.1f} s for {steps} steps, and this machine alone
+              {small["alone_seconds"]:.1f} s{verdict}; the devices
+              received {down} and sent {up}
+   simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine
+              alone{load}
    plot       {_seen_from_here(Path(small["plot"]))}
               shows both curves, and when the device was killed
    duration   {took_s:.0f} s
@@ -240,8 +263,9 @@ Next
        `cleave dashboard`. First, in this terminal: . .venv/bin/activate
    cleave train --model opt-125m
        a real model, on emulated devices or, with --server @FILE, on yours
-   cleave plan --model opt-1.3b --fleet household
-       whether a fleet is faster than this machine"""
+   cleave plan --model {large["model"]} --batch {_REAL_BATCH} --seq {_REAL_SEQUENCE} \\
+       --fleet {large["fleet"]} --ps-gbit {_CARD_GBIT}
+       whether a fleet is faster than this machine; here with the settings of 2."""
 
 
 def _seen_from_here(path: Path) -> Path:

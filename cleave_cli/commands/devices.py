@@ -158,10 +158,10 @@ app = typer.Typer(
 
 _COLUMNS: Final = (
     "id", "name", "own", "state", "last seen", "sessions", "lost", "wrong", "blocks", "failed",
-    "TFLOP", "down", "up", "compute", "energy",
+    "TFLOP", "down", "up", "compute", "energy", "measured",
 )  # fmt: skip
-_TEXTS: Final = ("name", "own", "state", "last seen")
-_NARROW: Final = ("id", *_TEXTS, "wrong", "blocks")
+_TEXTS: Final = ("name", "own", "state", "last seen", "measured")
+_NARROW: Final = ("id", "name", "own", "state", "last seen", "wrong", "blocks")
 _RECORDED: Final = (
     "id", "name", "own", "state", "reason", "session", "paired_s", "seen_s", "sessions", "losses",
     "wrong_results", "failures", "failure", "blocks", "flops", "downlink_bytes", "uplink_bytes",
@@ -181,6 +181,9 @@ def devices(
     as_csv: Csv = False,
 ) -> None:
     """List the devices that a server knows, with their state, reputation and contribution.
+
+    Plans use the speed and the link in the last column, measured when a device joined. A device of
+    which too little was measured gets no work; to measure it again, let it join again.
 
     A terminal narrower than 120 columns shows only the most important columns.
 
@@ -224,6 +227,14 @@ def _failed(device: dict[str, Any]) -> str:
     return f"{device['failures']:,}" + ("" if told else f" (last: {device['failure']})")
 
 
+def _measured(rates: dict[str, float]) -> str:
+    """Format the speed and the link of a connected device; empty if unknown."""
+    if not rates:
+        return ""
+    down, up = (human_bytes(rates[f"{way}_bytes_per_s"]) for way in ("downlink", "uplink"))
+    return f"{rates['flops_per_s'] / 1e9:,.3g} GFLOP/s, {down}/s down, {up}/s up"
+
+
 def _cells(device: dict[str, Any]) -> dict[str, str]:
     reason = f" ({device['reason']})" if device["reason"] else ""
     cells = {
@@ -233,6 +244,7 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
         "blocks": f"{device['blocks']:,}",
         "failed": _failed(device),
         "compute": f"{device['compute_s']:,.0f} s",
+        "measured": _measured(device.get("rates", {})),  # older servers omit them
     }
     if device["id"] is None:  # the device joined with the shared credential
         return cells

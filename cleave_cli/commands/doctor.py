@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from cleave.training.loop.job import DEFAULT_BATCH, DEFAULT_SEQ
 from cleave_cli.options import Json, human_bytes
 from cleave_cli.render.text import WIDTH, echo_filled, printable
 
@@ -23,8 +24,8 @@ def doctor(
     fleet: Annotated[
         str, Option(help="Fleet: paper-N, home-mix-N, ..., or a TOML file.")
     ] = "home-mix-9",
-    batch: Annotated[int, Option(help="Sequences per step.")] = 8,
-    seq: Annotated[int, Option(help="Tokens per sequence.")] = 512,
+    batch: Annotated[int, Option(help="Sequences per step.")] = DEFAULT_BATCH,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = DEFAULT_SEQ,
     dtype: Annotated[str, Option(help="Dtype: bf16 or fp32.")] = "fp32",
     lora: Annotated[int, Option(help="Rank of adapters; 0 trains the whole model.")] = 0,
     lora_bits: Annotated[int, Option(help="Bits per frozen weight, 4 or 8; 0 uses --dtype.")] = 0,
@@ -85,7 +86,7 @@ def _show_fits(title: str, fits: list[Fit]) -> None:
     typer.echo(f"{'':<9}{'device':>11}{'server':>11}")
     for each in fits:
         numbers = [human_bytes(n) if n else "-" for n in (each.device_bytes, each.server_bytes)]
-        said = "does not fit" if not each.fits else "fits"
+        said = "fits" if each.fits else "does not fit" if each.server_bytes else "not possible"
         if each.fits and each.options:
             said += f" with {' and '.join(each.options)}"
         typer.echo(f"{each.method.value:<9}" + "".join(f"{n:>11}" for n in numbers) + f"  {said}")

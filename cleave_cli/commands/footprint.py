@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from cleave.errors import UsageError
+from cleave.training.loop.job import DEFAULT_BATCH, DEFAULT_SEQ
 from cleave_cli.options import Json, usage_errors
 from cleave_cli.render.text import Csv, form_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
+_IN_ALL = "time, with loading and saving"
 _AS_ASSUMED = -1.0  # default of options for which 0 is a valid value
 
 
@@ -37,8 +39,8 @@ def footprint(
         str, Option(help="With --model: profile of a data centre's GPU, such as a5000.")
     ] = "",
     steps: Annotated[int, Option(help="With --model: optimizer steps.")] = 100,
-    batch: Annotated[int, Option(help="With --model: sequences per step.")] = 16,
-    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = 512,
+    batch: Annotated[int, Option(help="With --model: sequences per step.")] = DEFAULT_BATCH,
+    seq: Annotated[int, Option(help="With --model: tokens per sequence.")] = DEFAULT_SEQ,
     dtype: Annotated[str, Option(help="With --model: dtype (bf16, fp16 or fp32).")] = "bf16",
     grid: Annotated[
         str,
@@ -111,8 +113,13 @@ def footprint(
     profiles, typical = load_profiles(), load_typical()
     cloud: CloudUsage | None = None
     notes: list[str] = []
+    of, time_is = "fleet", "time"
     if run is not None:
-        question, duration_s, title = _of_run(run, profiles, ps_watts, notes)
+        question, energy = _of_run(run, profiles, ps_watts, notes)
+        duration_s, title = energy.duration_s, f"run {run.name or run}"
+        if not energy.usages:
+            of, title = "this machine", f"{title}, without devices"
+        time_is = "time on the devices' clock" if energy.virtual and energy.usages else _IN_ALL
     else:
         from cleave.energy.predict import cloud_usage, fleet_usages
         from profiles.fleets import find_fleet
@@ -135,13 +142,13 @@ def footprint(
     there = _electricity(cloud_grid or grid, start_hour, cloud.time_s if cloud else 0.0)
     case = Case(made, here.gco2e_per_kwh if here else None, there.gco2e_per_kwh if there else None)
     notes += [f"electricity of {at.text}" for at in dict.fromkeys((here, there)) if at]
-    shown = Shown(title, duration_s, question, case, tuple(notes))
+    shown = Shown(title, duration_s, question, case, tuple(notes), of, time_is)
     show(shown, form)
 
 
 def _of_run(
     path: Path, profiles: dict[str, DeviceProfile], ps_watts: float, notes: list[str]
-) -> tuple[ComparisonQuestion, float, str]:
+) -> tuple[ComparisonQuestion, RunEnergy]:
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_typical
@@ -153,7 +160,7 @@ def _of_run(
     ps = _ps(ps_watts, energy.duration_s) or energy.ps
     notes += energy.notes()
     question = ComparisonQuestion(energy.usages, profiles, load_typical(), ps)
-    return question, energy.duration_s, f"run {path.name or path}"
+    return question, energy
 
 
 def _work(model: str, batch: int, seq: int, steps: int, dtype: str) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -157,6 +158,7 @@ def join(
     from cleave.machine.gpu_sensors import GpuSensors
     from cleave.machine.graph_choice import GraphChoice, one_processor
     from cleave.machine.graph_speed import LEAST_MEMORY_BYTES
+    from cleave.machine.load import OtherLoad
     from cleave.machine.sensors import (
         PowerMeter,
         Sensors,
@@ -190,6 +192,7 @@ def join(
     # The speeds of the backend and of layer graphs, measured when the policy first permits it.
     chosen: list[Speed] = []
     in_graphs: dict[DType | None, float] = {}  # by the dtype of matrix products
+    under_load: list[str] = []
 
     total = DeviceCounters()
 
@@ -210,11 +213,13 @@ def join(
                 speed = chosen[0]
                 event(
                     "ready",
-                    f"joined as {called} ({speed.backend.name}, "
-                    f"{speed.flops_per_s / 1e9:.0f} GFLOP/s); Ctrl-C to leave",
+                    f"joined as {called} ({speed.backend.name}, {speed.flops_per_s / 1e9:.0f} "
+                    f"GFLOP/s{''.join(f', measured {load}' for load in under_load)}); Ctrl-C to "
+                    f"leave",
                     device=status.device,
                     executor=speed.backend.name,
                     flops_per_s=speed.flops_per_s,
+                    measured_under_load="".join(under_load),
                 )
             case State.DRAINING:
                 event(
@@ -229,8 +234,8 @@ def join(
                 done, of = (status.done, "") if status.device else (total, "in all sessions, ")
                 event(
                     "left",
-                    f"left ({reason}): {of}{done.blocks} blocks, {done.flops / 1e9:.1f} GFLOP, "
-                    f"{done.downlink_bytes / 1e6:.1f} MB down, "
+                    f"left ({reason}): {of}{done.blocks} runs, with the server's tests, "
+                    f"{done.flops / 1e9:.1f} GFLOP, {done.downlink_bytes / 1e6:.1f} MB down, "
                     f"{done.uplink_bytes / 1e6:.1f} MB up",
                     reason=reason,
                     blocks=done.blocks,
@@ -270,10 +275,15 @@ def join(
                 credential=credential, join_code=code, name=called, memory_bytes=memory_bytes
             )
             await check_admission(await open_connection(home), hello)
+            if not as_json:  # programs wait for the event `ready`
+                typer.echo("measuring this machine's speed ...", err=True)
+            others = OtherLoad()
             chosen.append(multiplying())
             if memory_bytes >= LEAST_MEMORY_BYTES:
                 in_graphs.update({each: graphs.flops_per_s(each) for each in (None, DType.BF16)})
                 memory_bytes = int(min(memory_bytes, _OF_ACCELERATOR * graphs.memory_bytes))
+            if remark := others.remark():
+                under_load.append(remark)
         # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))
         credential, code = saved.keys(home, called)
@@ -283,8 +293,9 @@ def join(
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
                 text = (
-                    "that server knows this device already, so the join code was not used; if it "
-                    "is not yet the operator's own, this marks it: cleave devices own NAME"
+                    "the server knows this device already, so the join code was not used; if the "
+                    "code was made with --own, mark this device on the server instead: "
+                    f"cleave devices own {shlex.quote(called)}"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

@@ -12,6 +12,7 @@ import typer
 from typer import Option
 
 from cleave.errors import UsageError, choice_of
+from cleave.training.loop.job import DEFAULT_BATCH, DEFAULT_SEQ
 from cleave_cli.options import Json, check_plot, counted
 from cleave_cli.render.text import Csv, Form, form_of, write_csv
 
@@ -30,8 +31,8 @@ _MOST_TOKENS = 2**18  # maximum tokens per step in the search for the crossing
 def plan(
     model: Annotated[str, Option(help="Model name, such as opt-13b.")] = "",
     gemm: Annotated[str, Option(help="One GEMM instead of a model: M,N,K.")] = "",
-    batch: Annotated[int, Option(help="Sequences per step.")] = 128,
-    seq: Annotated[int, Option(help="Tokens per sequence.")] = 1024,
+    batch: Annotated[int, Option(help="Sequences per step.")] = DEFAULT_BATCH,
+    seq: Annotated[int, Option(help="Tokens per sequence.")] = DEFAULT_SEQ,
     fleet: Annotated[
         str, Option(help="Fleet: paper-N, home-mix-N, ..., or a TOML file.")
     ] = "paper-256",
@@ -97,14 +98,15 @@ def plan(
 
       cleave plan --model opt-125m --fleet home.toml --crossing --ps-gflops 500
 
-      cleave plan --model opt-1.3b --fleet home-mix-9 --method stages --plot stages.png
+      cleave plan --model opt-1.3b --batch 64 --fleet home-mix-9 --method stages --plot stages.png
 
-      cleave plan --model opt-13b --fleet paper-1024 --ps-gbit 10 --servers 1,4,16
+      cleave plan --model opt-13b --batch 128 --fleet paper-1024 --servers 1,4,16
 
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
     from rich.console import Console
 
+    from cleave.machine.load import OtherLoad
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.local_updates import ExchangeKind, Rounds
     from cleave.planner.plan import PS_BLOCK_S, PS_BYTE_S, ElementBytes, Method, PsRates, StateMode
@@ -184,6 +186,9 @@ def plan(
         raise UsageError("--plot shows the work of devices; omit --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
+    others = OtherLoad()
+    server_speed = server_of(sizes, ps_gflops, dtype, ps)
+    under_load = "" if ps_gflops else others.remark()
     question = PlanQuestion(
         sizes,
         batch,
@@ -193,7 +198,7 @@ def plan(
         element,
         devices,
         in_fp32,
-        server_of(sizes, ps_gflops, dtype, ps),
+        server_speed,
         on_devices=where_state is StateMode.DEVICES,
         rounds=Rounds(every, choice_of(ExchangeKind, "--exchange", exchange), fragments, overlap),
     )
@@ -226,6 +231,7 @@ def plan(
         document = {
             **render.methods_json(found),
             "server_flops_per_s": question.ps.flops_per_s,
+            "measured_under_load": under_load,
             "server_alone_s": alone_s,
             "with_own_device_s": with_own_s,
             "stages": None if found.stages is None else render.stages_json(*found.stages, names),
@@ -239,7 +245,7 @@ def plan(
         else:
             write_csv(document["methods"] if where is None else document["crossing"]["points"])
         return
-    alone = "measured here" if not ps_gflops else "from --ps-gflops"
+    alone = "from --ps-gflops" if ps_gflops else f"measured here {under_load}".rstrip()
     title = (
         f"{about}; the server computes {question.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
         f"{render.coding_text(by_link, dtypes)}{f'; {why_there}' if why_there else ''}"

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import typer
 from typer import Option
 
-from cleave.errors import UsageError, to_install
+from cleave.errors import UsageError
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
 from cleave.transport.addresses import is_loopback
@@ -125,7 +125,7 @@ def serve(
         Option(
             "--announce",
             help="Announce this server on the local network, so that `cleave join` finds it. "
-            f"Devices still need a join code. Needs zeroconf: {to_install('lan')}.",
+            "Devices still need a join code. Needs zeroconf: the extra `lan`.",
         ),
     ] = False,
     allow_origin: Annotated[
@@ -146,7 +146,7 @@ def serve(
         int,
         Option(
             help="Number of servers, started by Ray. Devices join this one, which redirects "
-            f"them to others. Needs Ray: {to_install('ray')}."
+            "them to others. Needs Ray: the extra `ray`."
         ),
     ] = 1,
     ray: Annotated[
@@ -464,7 +464,11 @@ def _show(page_url: str) -> None:
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty() and not only_here(page_url):
         typer.echo(qr_code(page_url), err=True)
-    typer.echo("for more codes: cleave pair\n", err=True)
+    typer.echo(
+        "this device gets single matrix products only. For fine-tuning and whole layers, your own "
+        "devices need a code of: cleave pair --own\n",
+        err=True,
+    )
 
 
 def _how(page_url: str) -> str:

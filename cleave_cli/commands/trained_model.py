@@ -41,7 +41,15 @@ Server: TypeAlias = Annotated[
 Step: TypeAlias = Annotated[
     int, Option(help="Step of the checkpoint; 0 means the newest intact one.", min=0)
 ]
-Tokens: TypeAlias = Annotated[int, Option(help="Maximum number of new tokens.", min=1)]
+Tokens: TypeAlias = Annotated[
+    int | None,
+    Option(
+        help="Maximum number of new tokens [default: 100, or 400 of an answer, or what fits into "
+        "the model's context]",
+        min=1,
+        show_default=False,
+    ),
+]
 Temperature: TypeAlias = Annotated[
     float,
     Option(
@@ -174,7 +182,7 @@ def generate(
     chat: Annotated[
         bool, Option("--chat", help="Treat the prompt as a question to a chat model.")
     ] = False,
-    tokens: Tokens = 100,
+    tokens: Tokens = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
@@ -217,7 +225,7 @@ _NEW: Final = "/new"  # what a user types to start over
 def chat(
     model: Model,
     system: Annotated[str, Option(help="Instructions that precede the conversation.")] = "",
-    tokens: Tokens = 400,
+    tokens: Tokens = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
@@ -241,6 +249,11 @@ def chat(
     wanted = Generation("-", tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
     UseRequest(str(model), step, generate=wanted).check()
     trained = open_trained(model, step)
+    if tokens and tokens >= trained.most_tokens:
+        raise UsageError(
+            f"--tokens is {tokens}, but the model's context is {trained.most_tokens} tokens, with "
+            f"what you type; use fewer"
+        )
     typed = sys.stdin.isatty()
     if typed:
         with suppress(ImportError):  # Windows has no readline, but edits lines anyway
@@ -248,7 +261,7 @@ def chat(
         does = "answers" if trained.tokenizer.has_template else "continues text (no chat template)"
         say(f"{trained.title} {does}. {_NEW} starts over, Ctrl-D ends.")
     begin = [{"role": "system", "content": system}] if system else []
-    messages = list(begin)
+    messages, failed = list(begin), False
     while (text := _asked("> " if typed else "")) is not None:
         if text.strip() == _NEW:
             messages = list(begin)
@@ -256,6 +269,7 @@ def chat(
             try:
                 answer = _answer(trained, wanted, messages, text)
             except UsageError as error:
+                failed = True
                 say(f"cleave: {error}; {_NEW} starts over")
                 continue
             messages += [
@@ -264,6 +278,8 @@ def chat(
             ]
     if typed:
         typer.echo()
+    elif failed:  # a script must see that a line has no answer
+        raise typer.Exit(1)
 
 
 def _asked(prompt: str) -> str | None:

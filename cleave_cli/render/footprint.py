@@ -32,13 +32,20 @@ _BARS = 5  # maximum number of rows in the sensitivity table; --json has all
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A footprint comparison to print. `notes` are lines to print with the assumptions."""
+    """A footprint comparison to print. `notes` are lines to print with the assumptions.
+
+    Attributes:
+        of: whose footprint it is: "fleet", or "this machine" for a run without devices.
+        time_is: what `duration_s` measures.
+    """
 
     title: str
     duration_s: float
     question: ComparisonQuestion
     case: Case
     notes: tuple[str, ...]
+    of: str = "fleet"
+    time_is: str = "time"
 
 
 def show(shown: Shown, form: Form) -> None:
@@ -64,7 +71,7 @@ def show(shown: Shown, form: Form) -> None:
         write_csv([*_rows("fleet", fleet), *(_rows("GPU", cloud) if cloud else ())])
         return
     console = Console(highlight=False)
-    console.print(_table("fleet", shown.title, shown.duration_s, fleet))
+    console.print(_table(shown.of, shown.title, shown.duration_s, fleet, shown.time_is))
     if cloud is not None and question.cloud is not None:
         console.print(_table("GPU", question.cloud.profile.title, question.cloud.time_s, cloud))
     for line in _readings(fleet, found, nearer):
@@ -79,7 +86,9 @@ def show(shown: Shown, form: Form) -> None:
 # --- tables and text ---
 
 
-def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
+def _table(
+    what: str, title: str, duration_s: float, found: Footprint, time_is: str = "time"
+) -> Table:
     table = Table(title=f"{what}: {title}", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("")
     table.add_column("Wh", justify="right")
@@ -87,13 +96,15 @@ def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
     for part in found.parts:
         wh = "" if part.energy_j is None else f"{part.energy_j / 3600:,.3f}"
         table.add_row(part.name, wh, part.basis.value)
-    known = found.complete or found.energy_j > 0
+    known = found.known
     total = f"{found.energy_j / 3600:,.3f}" if known else ""
-    table.add_row("energy", total, "" if found.complete else "at least" if known else "unknown")
+    whole = found.complete and all(part.energy_j is not None for part in found.parts)
+    table.add_row("energy", total, "" if whole else "at least" if known else "unknown")
     table.add_section()
-    table.add_row("time", "", human_time(duration_s))
+    table.add_row(time_is, "", human_time(duration_s))
     grams = found.operational_gco2e
-    carbon = "unknown; set --grid" if grams is None else f"{grams:,.2f} gCO2e"
+    unknown = "unknown; set --grid" if known else "unknown"
+    carbon = unknown if grams is None else f"{grams:,.2f} gCO2e"
     table.add_row("carbon of electricity", "", carbon)
     table.add_row("carbon of making, its share", "", _making_text(found, ",.2f"))
     return table
@@ -246,7 +257,7 @@ def _document(
 def _footprint_json(found: Footprint, duration_s: float) -> dict[str, Any]:
     return {
         "duration_s": duration_s,
-        "energy_j": found.energy_j,
+        "energy_j": found.energy_j if found.known else None,
         "parts": _parts_json(found),
         **{name: getattr(found, name) for name in _CARBON},
         "assumed": list(found.assumed),

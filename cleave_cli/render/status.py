@@ -168,10 +168,10 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
         return _text("no devices; create a join code with: cleave pair")
     counts: dict[str, list[str]] = {}
     for kind, state, number in sorted(devices["by"], key=lambda row: (row[0] or "~", row[1])):
-        shown = f"kind {kind}" if kind else _NO_KIND
+        shown = kind or _NO_KIND
         counts.setdefault(shown, []).append(f"{number:,} {state}")
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row(f"{counted(devices['total'], 'device')}:")
+    table.add_row(f"{counted(devices['total'], 'device')}, by kind:")
     for shown, cells in counts.items():
         table.add_row(_text(f"  {shown}"), _text(", ".join(cells)))
     return table

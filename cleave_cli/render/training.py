@@ -250,7 +250,7 @@ def loss_text(loss: float | None) -> str:
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
     resumed_after = record.get("resumed_after", 0)  # older servers omit this field
-    after = f"; the rows below cover the steps after {resumed_after}" if resumed_after else ""
+    after = f"; the other rows: only steps after {resumed_after}" if resumed_after else ""
     table.add_row("steps", f"{record['steps']}{after}")
     if record["tokens"]:
         table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")

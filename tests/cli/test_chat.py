@@ -86,7 +86,7 @@ def test_a_model_without_a_template_continues_the_text(plain: Path) -> None:
 def test_a_text_that_is_too_long_ends_only_its_answer(talks: Path) -> None:
     most = open_trained(talks).most_tokens
     done = chat(talks, "x y " * most, "Why?")
-    assert done.exit_code == 0
+    assert done.exit_code == 1  # of a script; a person has read the message
     assert f"but the context is {most} tokens" in done.stderr
     assert "/new starts over" in done.stderr
     answer = said(talks, Generation("Why?", chat=True, tokens=5))
@@ -102,6 +102,19 @@ def test_an_answer_ends_at_the_context_length(talks: Path) -> None:
     assert room > 0
     all_that_fits = said(talks, Generation(question, chat=True, tokens=room))
     assert said(talks, Generation(question, chat=True, tokens=room + 99)) == all_that_fits
+
+
+def test_the_default_number_of_tokens_fits_the_context(plain: Path, talks: Path) -> None:
+    """A context shorter than the default is no error, unless `--tokens` asks for more."""
+    most = open_trained(plain).most_tokens
+    text = "x " * (most // 2 - 40)  # two tokens each
+    for folder in (plain, talks):
+        done = chat(folder, text, options=())
+        assert done.exit_code == 0, done.output
+        assert done.stdout.strip()
+    done = chat(plain, "Why?", options=("--tokens", str(most)))
+    assert isinstance(done.exception, UsageError)
+    assert f"--tokens is {most}, but the model's context is" in str(done.exception)
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_its_first_part(
@@ -124,6 +137,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(talks: Path, tmp_path: P
     for folder, options, text in (
         (tmp_path / "none", (), "there is no folder of a run or model"),
         (talks, ("--top-p", "0"), "--top-p must be more than 0 and at most 1, not 0"),
+        (talks, ("--tokens", "99999"), "use fewer"),
         (talks, ("--step", "3"), "--step needs a run folder"),
     ):
         done = chat(folder, "Why?", options=options)

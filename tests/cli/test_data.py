@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
-from cleave.training.data.batches import IGNORED, Batch, BatchLoader
+from cleave.training.data.batches import IGNORED, START, Batch, BatchLoader
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec
@@ -70,6 +70,19 @@ def test_they_are_the_first_sequences_of_the_training(
     learned = torch.tensor([each["learned"] for each in found])
     assert not learned[:, 0].any()
     assert torch.equal(learned[:, 1:], batch.labels[:, :-1] != IGNORED)
+
+
+def test_sequences_that_cut_a_conversation_are_counted(model: Path, chats: Path) -> None:
+    """The share is that of the sequences whose first token is not a document's first."""
+    job = JobSpec(str(model), str(chats), seq=40, packing="separate")
+    tokens = prepare(job, TrainContext(None, lambda record: None)).corpus.train
+    firsts = tokens[: (len(tokens) - 1) // 40 * 40 : 40]
+    cut = sum((~t if t < 0 else t) < START for t in firsts.tolist()) / len(firsts)
+    assert 0 < cut < 1
+    options = ("--model", model, "--data", chats, "--seq", "40", "--packing", "separate")
+    assert json.loads(show(*options, "--json").stdout)["cut"] == pytest.approx(cut)
+    words = " ".join(show(*options).stdout.split())
+    assert f"{cut:.0%} of the sequences begin within a document or conversation" in words
 
 
 def test_text_that_is_not_learned_is_marked(model: Path, chats: Path) -> None:

@@ -19,6 +19,7 @@ DEVICE: dict[str, Any] = {
     "seen_s": 1e9, "sessions": 3, "losses": 1, "wrong_results": 4, "blocks": 12345, "flops": 1e15,
     "downlink_bytes": 10**9, "uplink_bytes": 10**8, "compute_s": 1234.0, "energy_j": 7200.0,
     "failures": 0, "failure": "",
+    "rates": {"flops_per_s": 36e9, "downlink_bytes_per_s": 102e6, "uplink_bytes_per_s": 6300},
 }  # fmt: skip
 MINE: dict[str, Any] = {**DEVICE, "id": 7, "name": "annas-laptop", "own": True}
 STRANGER: dict[str, Any] = {**DEVICE, "id": None, "name": "stranger"}
@@ -57,6 +58,14 @@ def test_rows_for_a_spreadsheet_compute_nothing(monkeypatch: pytest.MonkeyPatch)
     assert other["name"] == "'=1+1"
     assert stranger["id"] == ""
     assert invoke(monkeypatch, {"devices": []}, "devices", "--csv")[0].startswith("id,name,own,")
+
+
+def test_the_rates_of_a_device_without_work_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = {key: value for key, value in MINE.items() if key != "rates"}
+    printed, _ = invoke(monkeypatch, {"devices": [DEVICE, older]}, "devices")
+    _, measured, unknown = printed.splitlines()
+    assert measured.rstrip().endswith("36 GFLOP/s, 102.0 MB/s down, 6.3 kB/s up")
+    assert "GFLOP" not in unknown
 
 
 def test_json_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:

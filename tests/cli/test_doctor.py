@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cleave.errors import to_install
 from cleave.planner.forecast import Forecast, refused
 from cleave.planner.plan import Method
 from cleave.workload.registry import find_model
@@ -60,7 +61,7 @@ def test_what_is_missing_is_named_with_how_to_get_it(
     checks = list(machine_checks(tmp_path / "a" / "b", has=lambda name: name != "peft"))
     without = [check for check in checks if check.what.startswith("no peft")]
     assert [check.verdict for check in without] == [Verdict.WITHOUT]
-    assert without[0].advice == "pip install 'cleave-train[lora]'"
+    assert without[0].advice == to_install("lora")
     full = [check for check in checks if "free for" in check.what]
     assert [check.verdict for check in full] == [Verdict.FAILED] * 2
     assert full[0].what.startswith("10 B free for runs")
@@ -138,7 +139,7 @@ def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
         ),
         (("--model", "opt-125m", "--lora-bits", "4"), "add --lora RANK"),
         (("--model", "opt-125m", "--fleet", "no-such"), "no-such"),
-        (("--model", "opt-125m", "--batch", "9999999"), "use 32,768 sequences or fewer"),
+        (("--model", "opt-125m", "--batch", "9999999"), "use 131,072 sequences or fewer"),
         (("--model", "opt-125m", "--lora", "9999"), "exceeds the width of opt-125m"),
         (("--model", "opt-125m", "--batch", "0"), "--batch must be 1 or more, not 0"),
     ],

@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_is_tried_ever_less_often() -> None:
     scene = Scene([ALLOWED] * 12, [gone] * 12)
     assert scene.run() == [(State.WAITING, "no server answers"), (State.LEFT, "interrupted")]
     assert scene.said[0].retry_s == 1
-    assert scene.sleeps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    assert scene.sleeps == [1, 2, 4, 8, 16, *[30] * 7]
 
 
 def test_a_refusal_at_first_is_an_error_and_later_it_is_tried_again() -> None:

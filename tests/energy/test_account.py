@@ -105,6 +105,14 @@ def test_what_is_unknown_of_all_devices_is_unknown_and_not_zero() -> None:
     assert both.parts[0].energy_j == 7.0
 
 
+def test_a_run_without_devices_on_a_machine_that_measures_nothing_is_unknown() -> None:
+    found = fleet_footprint([], {}, TYPICAL, MADE, 400.0)
+    assert found.parts[-1].energy_j is None
+    assert not found.known
+    assert found.operational_gco2e is None
+    assert fleet_footprint([SPELL], {"mine": PHONE}, TYPICAL, MADE, 400.0).known
+
+
 def test_a_kind_stands_in_where_nobody_knows_the_profile() -> None:
     stranger = replace(SPELL, profile="", kind=DeviceKind.PHONE, flops_per_s=1e11)
     iphone = load_profile("iphone-12")

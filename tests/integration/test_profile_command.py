@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cleave.arrays import DType
-from cleave.errors import FleetError, UsageError
+from cleave.errors import FleetError, UsageError, to_install
 from cleave.server.fleet_server import Server
 from cleave_cli.main import app
 from profiles.device_profile import DeviceKind, Origin
@@ -190,7 +190,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "scipy" in done.stderr
-    assert "pip install 'cleave-train[profile]'" in done.stderr
+    assert to_install("profile") in done.stderr
 
 
 # --- the library ---

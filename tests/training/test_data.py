@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 from cleave.training.data.batches import (
     START,
     BatchLoader,
@@ -127,6 +128,11 @@ def test_the_documents_of_a_file(
         ("x.jsonl.gz", b"\x1f\x8b\x08", "x.jsonl.gz' is compressed; decompress it"),
         ("x.json", b'[{"text": "fine"}, 7]', "item 2 of .*not a JSON object"),
         ("x.json", b'[{"text": "fine"}', "x.json' is not valid JSON .*; write a list of objects"),
+        (
+            "x.jsonl",
+            b'{"text": "fine"}\n{"text": "cut off"\n',
+            r"line 2 of '.*x.jsonl' is not valid JSON \(Expecting ',' delimiter at column 19\)",
+        ),
         ("x.json", b"\xff\xfe", "not UTF-8"),
         ("x.txt", b" \n", "no text in .*x.txt"),
         ("x.parquet", b"PAR1 and so on", "cannot be read as Parquet"),
@@ -154,7 +160,7 @@ def test_missing_sources_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
             (str(tmp_path / "missing"), "no file or folder .*missing"),
             ("corpus.txt", "no file or folder 'corpus.txt' in '.*'; check the path"),
             ("x" * 5000, "cannot be read .File name too long"),
-            ("owner/some-set", r"'owner/some-set'.*pip install 'cleave-train\[datasets\]'"),
+            ("owner/some-set", f"'owner/some-set'.*{re.escape(to_install('datasets'))}"),
         ):
             with pytest.raises(UsageError, match=message):
                 look(source)

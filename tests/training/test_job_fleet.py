@@ -85,6 +85,16 @@ def test_fast_devices_train_whole_layers(
     assert first["planning_s"] + first["audit_s"] < first["ps_s"]
 
 
+def test_a_device_that_the_plan_leaves_out_is_named(
+    job: JobSpec, plain: list[float], tmp_path: Path
+) -> None:
+    """Once, although it has no layers in either step."""
+    idle = "1 of 2 devices had no layers in this step"
+    found, said, _ = on([FAST, SLOW], replace(job, method="stages"), tmp_path / "one")
+    assert found == pytest.approx(plain, rel=1e-4)
+    assert said.count(idle) == 1
+
+
 def test_new_weights_go_out_early_if_a_step_follows_at_once(
     job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,12 +138,12 @@ def test_a_finished_run_is_resumed_only_for_more_steps(run: RunFolder, tmp_path:
     runner, asked = JobRunner(tmp_path), {"job": {}, "resume": str(run.path)}
     before = run.metrics_path.read_bytes()
     for steps in ({}, {"steps": 1}):
-        with pytest.raises(UsageError, match=r"is finished after step 1; .*above 1"):
+        with pytest.raises(UsageError, match=r"is already at step 1; .*above 1"):
             runner.run({**asked, "job": steps}, None, print, lambda: False)
-        with pytest.raises(UsageError, match="is finished after step 1;"):
+        with pytest.raises(UsageError, match="is already at step 1;"):
             runner.check({**asked, "job": steps})  # before the job is queued
     missing = {"data": str(tmp_path / "missing.txt")}  # data is read later
-    with pytest.raises(UsageError, match="is finished after step 1;"):
+    with pytest.raises(UsageError, match="is already at step 1;"):
         runner.run({**asked, "job": missing}, None, print, lambda: False)
     assert run.metrics_path.read_bytes() == before
     with pytest.raises(UsageError, match="--name is 'b', but --resume continues"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 from cleave.training.loop import trackers
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import prepare
@@ -35,7 +36,7 @@ def test_what_it_refuses(text: str) -> None:
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'cleave-train\[wandb\]'"):
+    with pytest.raises(UsageError, match=re.escape(to_install("wandb"))):
         tracker_names("wandb")
 
 

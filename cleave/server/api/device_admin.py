@@ -181,6 +181,7 @@ class DeviceAdmin:
             "wrong_results": device.faults,
             "code": device.code,
             "failure": session["failure"] if session is not None else device.behavior.failure,
+            "rates": session.get("rates", {}) if session is not None else {},
             **asdict(device.done),
         }
 

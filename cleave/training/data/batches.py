@@ -311,6 +311,12 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int, *, separat
     return Batch(ids, labels, positions_of(begins[:, :-1]))
 
 
+def cut_documents(tokens: Tokens, seq: int) -> float:
+    """Return the share of sequences that begin within a document, without its earlier part."""
+    firsts = torch.from_numpy(tokens[: (len(tokens) - 1) // seq * seq : seq].astype(np.int64))
+    return float((~starts_of(firsts)).double().mean())
+
+
 def learned_tokens(labels: torch.Tensor) -> int:
     """Return the number of labels that are not IGNORED."""
     return int((labels != IGNORED).sum())

@@ -157,7 +157,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
                 if line.isspace():
                     continue
                 where = f"line {number} of {str(path)!r}"
-                record = _parsed(line, where, "each line must be a JSON object")
+                record = _parsed(line.rstrip("\r\n"), where, "each line must be a JSON object")
                 yield _document_of(where, record)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
@@ -181,7 +181,13 @@ def _parsed(text: str, where: str, advice: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not valid JSON ({error}); {advice}") from None
+        what = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            # In one line, the decoder's own line number would be confused with that of the file.
+            column = f"column {error.colno}"
+            line = f"line {error.lineno}, " if "\n" in text else ""
+            what = f"{error.msg} at {line}{column}"
+        raise UsageError(f"{where} is not valid JSON ({what}); {advice}") from None
 
 
 def _document_of(where: str, record: Any) -> Document:

@@ -16,6 +16,8 @@ from cleave.training.lora.spec import LoraSpec
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import check_rank, check_step
 
+DEFAULT_BATCH: Final = 4
+DEFAULT_SEQ: Final = 128
 _SETTING: Final = "setting"
 _UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
@@ -221,8 +223,8 @@ class JobSpec:
         common=True,
     )
     steps: int = _setting(100, "Optimizer steps in total.", common=True, least=1)
-    batch: int = _setting(4, "Sequences per micro-batch.", common=True, least=1)
-    seq: int = _setting(128, "Tokens per sequence.", common=True, least=1)
+    batch: int = _setting(DEFAULT_BATCH, "Sequences per micro-batch.", common=True, least=1)
+    seq: int = _setting(DEFAULT_SEQ, "Tokens per sequence.", common=True, least=1)
     packing: str = _setting(
         "joined",
         "How documents share a sequence: joined, or separate (documents do not attend to each "

@@ -24,6 +24,7 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.fleet.server_speed import measured_server
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
+from cleave.machine.load import OtherLoad
 from cleave.machine.sensors import return_free_memory
 from cleave.planner.forecast import MethodChoice
 from cleave.planner.plan import Method, StateMode
@@ -42,6 +43,7 @@ from cleave.training.tiles.offload import restore, send
 from cleave.workload.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
+_FEW_DEVICES: Final = 16  # number of devices up to which a step's `used` has all of them
 _SLOW_DTYPE: Final = 1.5  # speed ratio above which the user is advised to use fp32
 
 
@@ -140,7 +142,12 @@ class JobFleet:
         spec, parameters = self._spec, self._model.parameters()
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         sizes = spec.width, spec.ffn_width, spec.vocabulary, trained
+        others = OtherLoad()
         found = measured_server(*sizes, DType(self._job.dtype))
+        if remark := others.remark():
+            self._note(
+                f"this server's speed was measured {remark}, so forecasts may underrate the server"
+            )
         if self._job.dtype != Precision.FP32.value:
             in_fp32 = measured_server(*sizes, DType.FP32).flops_per_s
             ratio = in_fp32 / found.flops_per_s
@@ -191,7 +198,24 @@ class JobFleet:
         loss = self.staged.gradients(_rows(batches, self._packed), learned)
         if isinstance(loss, NotByStages):  # free the devices' memory for tiles
             self._fleet.runtime.end_steps()
+        else:
+            self._tell_of_idle_devices()
         return loss
+
+    def _tell_of_idle_devices(self) -> None:
+        """Report how many devices the last step by stages left out, if the numbers are new."""
+        able, worked = len(self._fleet.runtime.stage_devices()), len(self.used)
+        # In a larger fleet, only the busiest devices are known. Idle devices that may take over
+        # state are hot spares.
+        if able > _FEW_DEVICES or worked >= able or self.resident is not None:
+            return
+        said = (
+            f"{able - worked} of {able} devices had no layers in this step, which is predicted to "
+            f"be faster without them; `cleave devices` shows their measured speeds and links"
+        )
+        if said != self._said:
+            self._said = said
+            self._note(said)
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
         """Return a context manager that keeps all GEMMs on the PS if no device is free for tiles.
@@ -302,6 +326,7 @@ class JobFleet:
 
     def _new_staged(self) -> StagedModel | None:
         """Return a `StagedModel` of the model's original layers; None if no layer has a graph."""
+        self._note("converting the layers to graphs that devices run")
         with self.plainly():
             return staged_model(
                 self._job,

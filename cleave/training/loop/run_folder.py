@@ -235,7 +235,7 @@ class RunFolder:
                 last = record
         if last.get("event") == "done" and last.get("steps", 0) >= steps:
             raise UsageError(
-                f"{str(self.path)!r} is finished after step {last['steps']}; to train it further, "
+                f"{str(self.path)!r} is already at step {last['steps']}; to train it further, "
                 f"use --steps above {last['steps']}"
             )
 

@@ -105,6 +105,7 @@ from cleave.workload.registry import ModelSpec
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
 _SAMPLE_TOKENS: Final = 60
+_MANY_EPOCHS: Final = 3  # passes over the data above which a note says how many there will be
 
 
 class Trainer:
@@ -272,6 +273,14 @@ class Trainer:
                 self.compared = ComparedRun.of(job, note)
             except CleaveError as error:  # the folder of the compared run may no longer exist
                 note(f"not compared: {error}")
+        per_step = job.batch * job.accumulate
+        if (epochs := job.steps * per_step / len(self.loader)) >= _MANY_EPOCHS:
+            note(
+                f"{job.steps:,} steps of {per_step:,} sequences read the data's "
+                f"{len(self.loader):,} sequences {epochs:,.0f} times"
+            )
+        if self.fleet is not None and self.step < job.steps:
+            note(f"step {self.step + 1} begins; the first step of a run takes longest")
         if self.journal is not None and self.journal.held:
             note(f"the journal holds {self.journal.held} products computed since that checkpoint")
         if self.step >= job.steps:

@@ -218,6 +218,8 @@ def answer(
 _UNFINISHED = "\ufffd"  # replacement character for an incomplete UTF-8 sequence
 
 
+_NEW_TOKENS: Final = 100  # default number of generated tokens
+_NEW_TOKENS_IN_CHAT: Final = 400
 _WINDOW: Final = 1024  # default tokens per window, limited by the model's context length
 
 Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecord], None]
@@ -229,7 +231,8 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
     Attributes:
         earlier: with `chat`, the earlier messages of the conversation, with `role` and `content`.
-        tokens: maximum number of generated tokens. An answer also ends at the context length.
+        tokens: maximum number of generated tokens; by default 100, or 400 with `chat`. An answer,
+            or a text of the default length, also ends at the context length.
         temperature: sampling temperature; 0 for greedy decoding.
         top_p: threshold of nucleus sampling.
     """
@@ -237,7 +240,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     prompt: str
     chat: bool = False
     earlier: tuple[dict[str, str], ...] = ()
-    tokens: Annotated[int, Meta(ge=1)] = 100
+    tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     top_p: float = 1.0
     seed: Annotated[int, Meta(ge=0)] = 0
@@ -246,7 +249,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
         """Raise UsageError if the prompt is empty, or a number is out of range."""
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p must be more than 0 and at most 1, not {self.top_p:g}")
-        for option, number in (("--seed", self.seed), ("--tokens", self.tokens)):
+        for option, number in (("--seed", self.seed), ("--tokens", self.tokens or 0)):
             if not 0 <= number < 2**63:
                 raise UsageError(f"{option} must be between 0 and 2**63 - 1, not {number}")
         if not self.prompt:
@@ -275,11 +278,15 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
         if not given:
             raise UsageError(f"the tokenizer encodes {text!r} as no tokens; use another text")
         room = trained.most_tokens - len(given)
-        tokens = max(1, min(self.tokens, room)) if self.chat else self.tokens
+        tokens = self.tokens or (_NEW_TOKENS_IN_CHAT if self.chat else _NEW_TOKENS)
+        if self.chat or self.tokens is None:
+            tokens = max(1, min(tokens, room))
         if tokens > room:
+            asked = "" if tokens == 1 else f" and --tokens asks for {tokens} more"
+            remedy = "" if tokens == 1 else " or reduce --tokens"
             raise UsageError(
-                f"the text has {len(given)} tokens and --tokens asks for {tokens} more, but "
-                f"the context is {trained.most_tokens} tokens; shorten the text or reduce --tokens"
+                f"the text has {len(given)} tokens{asked}, but the context is "
+                f"{trained.most_tokens} tokens; shorten the text{remedy}"
             )
         trained.check_ids(given)
         model: Any = trained.model
