@@ -27,6 +27,7 @@ from cleave.scheduler.sessions.admission import (
     Admission,
     AdmissionResult,
     Behavior,
+    Measurement,
     Refusal,
     clean_name,
     one_is,
@@ -209,6 +210,7 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Time after which a wrong result no longer counts, because bit flips occur on every machine."""
 
+MEASUREMENT_KEPT_S: Final = 86400.0  # time after which a device's link is measured again
 STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
@@ -387,8 +389,15 @@ class Access:
         """Record a stored device's arrival. Return its admission, with its faults and behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
+        since_s = self._clocks.wall() - MEASUREMENT_KEPT_S
         return Admission(
-            device.id, device.name, credential, *counted, device.behavior, own=device.own
+            device.id,
+            device.name,
+            credential,
+            *counted,
+            device.behavior,
+            self.store.measurement(device.id, since_s),
+            own=device.own,
         )
 
     def _limited(self, address: str) -> Refusal | None:
@@ -416,6 +425,10 @@ class Access:
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         self.writer.soon(lambda: self.store.record_behavior(identity, behavior))
+
+    def record_measurement(self, identity: int, measured: Measurement) -> None:
+        now_s = self._clocks.wall()
+        self.writer.soon(lambda: self.store.record_measurement(identity, measured, now_s))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.statuses.fault(identity, fault, penalty)

@@ -16,6 +16,7 @@ from cleave.machine.backends import Compute, NumpyBackend, as_buffer, execute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Hello, Message
 from cleave.scheduler.instructions import Send
+from cleave.scheduler.sessions.admission import Authenticator
 from cleave.scheduler.sessions.session_manager import SessionManager
 from tests.scheduler import test_admission
 
@@ -53,8 +54,10 @@ class Joining:
         slower: float = 0.0,
         late_s: Callable[[int, int], float] = lambda count, nbytes: 0.0,
         verify: bool = True,
+        auth: Authenticator | None = None,
+        address: str = "",
     ) -> None:
-        self.manager = SessionManager(verify=verify, rng=random.Random(1))
+        self.manager = SessionManager(verify=verify, rng=random.Random(1), auth=auth)
         self.core = DeviceCore(hello.memory_bytes)
         self.flops = 0
         self.runs = 0
@@ -65,7 +68,7 @@ class Joining:
         self._link, self._burst_s, self._slower = link, burst_s, slower
         self._late_s = late_s
         self._rng = random.Random(2)
-        self.manager.opened(1, 0.0)
+        self.manager.opened(1, 0.0, address)
         self._inbox = deque(_sent(self.manager.received(1, hello, 0.0)))
 
     def _transfer_s(self, nbytes: int, rate: float) -> float:

@@ -258,7 +258,8 @@ class Joining:
         )
         session.allowance = Allowance(now_s)
         stated = bool(hello.downlink_bytes_per_s and hello.uplink_bytes_per_s)
-        if not stated and (before := self._history.rates_before(session, now_s)) is not None:
+        known = admission.measured
+        if not stated and (before := self._history.rates_before(session, now_s, known)) is not None:
             session.rates, stated = before, True
         if stated and not session.measure and not verify:
             return [Send(session.id, welcome), *self._ready(session)]
@@ -288,6 +289,8 @@ class Joining:
             return [*sent, Send(session.id, found), bye]
         session.probe = None
         session.rates = bounded(probe.device)
+        if probe.measures_link:
+            self._history.measured(session)
         return [*sent, *self._ready(session)]
 
     def probe_run_failed(

@@ -144,6 +144,11 @@ class Probe:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
 
+    @property
+    def measures_link(self) -> bool:
+        """Return whether the probe measures the link, instead of using known rates."""
+        return self._effort is not STATED
+
     def awaits(self, run: int) -> bool:
         """Return whether the probe waits for the answer to this run."""
         return run in self._tests or run == self._run
@@ -256,7 +261,7 @@ class Probe:
     def _steps(self) -> Iterator[_Step]:
         """Yield products to be timed. The caller stores each product's duration in `_took_s`."""
         stated = self.device
-        if self._effort is STATED:
+        if not self.measures_link:
             self.rates = Measured(
                 stated.downlink_bytes_per_s, stated.uplink_bytes_per_s, stated.latency_s
             )
