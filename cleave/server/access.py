@@ -260,6 +260,22 @@ class JoinCode:
     record: CodeRecord
 
 
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What a join code or a credential is worth now.
+
+    Attributes:
+        state: `known` (a device's credential), `open`, `void`, `used up` or `expired` (a join
+            code), `quarantined`, `revoked`, or `unknown`. Empty if the server does not tell.
+        own: whether the operator owns the device.
+        reason: why the operator revoked the device; empty if not revoked or not stated.
+    """
+
+    state: str
+    own: bool = False
+    reason: str = ""
+
+
 class Access:
     """An `Authenticator` that keeps devices and join codes in a store.
 
@@ -450,7 +466,7 @@ class Access:
             self.statuses.void(code.id, "a device that joined with it was revoked")
         return its
 
-    def key_state(self, key: str, address: str) -> str:
+    def key_state(self, key: str, address: str) -> KeyState:
         """Return whether a join code or credential admits a device now, without using it up.
 
         The join page asks before its owner starts anything.
@@ -458,28 +474,26 @@ class Access:
         Args:
             key: a join code, or a device's credential.
             address: IP address of the client, whose unknown keys count as failed attempts.
-
-        Returns:
-            `known` (a device's credential), `open`, `void`, `used up` or `expired` (a join code),
-            `quarantined`, `revoked`, or `unknown`. Empty if the server does not tell.
         """
         if self._fleet_credential and one_is([key], self._fleet_credential):
-            return "open"
+            return KeyState("open")
         try:
             device = self.statuses.device_of(hash_secret(key))
             if device is not None:
-                admitted = device.standing is AccessStatus.ADMITTED
-                return "known" if admitted else device.standing.value
+                if device.standing is AccessStatus.ADMITTED:
+                    return KeyState("known", device.own)
+                revoked = device.standing is AccessStatus.REVOKED
+                return KeyState(device.standing.value, reason=device.reason if revoked else "")
             if self._attempts.wait_s(address) > 0:
-                return ""
+                return KeyState("")
             text = read_code(key)
             code = self.statuses.code_of(hash_secret(text)) if text else None
         except StoreError:
-            return ""
+            return KeyState("")
         if code is None:
             self._attempts.failed(address)
-            return "unknown"
-        return code.state(self._clocks.wall())
+            return KeyState("unknown")
+        return KeyState(code.state(self._clocks.wall()), code.own)
 
     # --- operators ---
 

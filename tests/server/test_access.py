@@ -30,6 +30,7 @@ from cleave.server.access import (
     MAX_USES,
     MEASUREMENT_KEPT_S,
     Access,
+    KeyState,
     hash_secret,
     new_code,
     read_code,
@@ -132,7 +133,7 @@ def test_a_code_is_exchanged_for_a_credential_that_lasts(access: Access) -> None
 
 def test_a_page_learns_what_its_key_is_worth_before_it_joins(access: Access, clock: Clock) -> None:
     def worth(key: str) -> str:
-        return access.key_state(key, HERE)
+        return access.key_state(key, HERE).state
 
     code, other = access.pair(), access.pair(life_s=5)
     assert worth(code.text) == worth(code.text.lower()) == "open"
@@ -142,7 +143,14 @@ def test_a_page_learns_what_its_key_is_worth_before_it_joins(access: Access, clo
     clock.now_s += 6
     assert worth(other.text) == "expired"
     access.statuses.decide(device.identity, "device 1", AccessStatus.QUARANTINED, "wrong")
-    assert worth(device.credential) == "quarantined"
+    assert access.key_state(device.credential, HERE) == KeyState("quarantined")
+    access.statuses.decide(device.identity, "device 1", AccessStatus.REVOKED, "lent out")
+    assert access.key_state(device.credential, HERE) == KeyState("revoked", reason="lent out")
+    access.statuses.decide(device.identity, "device 1", AccessStatus.QUARANTINED, "wrong")
+    own = access.pair(own=True)
+    assert access.key_state(own.text, HERE) == KeyState("open", own=True)
+    paired = come(access, code=own.text).credential
+    assert access.key_state(paired, HERE) == KeyState("known", own=True)
     assert worth("") == worth("7KQ4-MWX2-PDH9") == "unknown"
     while access._attempts.wait_s(HERE) <= 0:
         assert worth("AAAA-BBBB-CCCC") == "unknown"

@@ -19,8 +19,8 @@ from cleave.scheduler.sessions.session import Session
 
 CREDIT_S: Final = 15.0  # minimum seconds between two reports of device contributions
 
-# If a device rejoins within this many seconds, its link rates and speed are not measured again, even
-# if no measurement is stored.
+# If a device rejoins within this many seconds, its link rates and speed are not measured again.
+# Stored measurements are valid longer.
 GRACE_S: Final = 60.0
 
 MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
