@@ -187,7 +187,7 @@ def _read(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
 
 PROJECT_PATH: Final = "/project.json"
 
-PROJECT_FRESH_S: Final = 5.0
+PROJECT_FRESH_S: Final = 1.0
 """Time for which the counted work is reused, because anybody may ask, and counting takes time."""
 
 
