@@ -446,7 +446,7 @@ function Cap({ cap, onChange }: CapProps) {
           ))}
         </select>
       </div>
-      <p id="refused" role="status" class="bad small">
+      <p id="refused" role="alert" class="bad small">
         {refused}
       </p>
     </>
