@@ -301,11 +301,11 @@ class Overview:
         devices = None
         if self.combine is _alone:
             devices = len(_joined(self.live)) if self.live else 0
-        layers_on = StagesOn.ANY if self.live and self.live.manager.stages.any_device else None
+        any_device = self.live is not None and self.live.manager.stages.any_device
         told = Training(
             devices=devices,
             usual_bytes_per_device_s=self._usual_bytes_per_device_s,
-            layers_on=(layers_on or StagesOn.OWN).value,
+            layers_on=(StagesOn.ANY if any_device else StagesOn.OWN).value,
         )
         job = self._wanted("")
         if job is None or not job.is_running:

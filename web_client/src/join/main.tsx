@@ -227,8 +227,8 @@ function Page({ saved, kernel }: PageProps) {
         setRetry(null);
         setStatus(latest);
         const { counts, busy, notice } = latest;
-        const before = notice.state === State.WORKING ? recent : []; // averages are of its work
-        recent = withSample(before, { at_s: performance.now() / 1000, counts, busy });
+        const earlier = notice.state === State.WORKING ? recent : []; // averages are of its work
+        recent = withSample(earlier, { at_s: performance.now() / 1000, counts, busy });
         setSamples(recent);
         meter.count(counts, notice.state === State.WORKING && helps(recent));
         if (notice.state === State.ENDED) {
