@@ -314,7 +314,7 @@ def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
             assert figure(page, "cap").endswith("of 3 GB")
             page.get_by_role("button", name="Stop").press("Enter")
             page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
-            page.wait_for_function("document.activeElement.tagName === 'H1'")
+            page.wait_for_function("() => document.activeElement.tagName === 'H1'")
             page.get_by_role("button", name="Settings").click()
         assert page.get_by_role("alert").count() == 0
 
@@ -448,7 +448,7 @@ def test_a_browser_forgets_the_server_on_demand(browser: Browser, lasting: dict[
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
         page.get_by_role("button", name="Settings").press("Enter")
-        page.wait_for_function("document.activeElement.tagName === 'H1'")
+        page.wait_for_function("() => document.activeElement.tagName === 'H1'")
         page.get_by_text("What does").click()
         page.get_by_role("button", name="Forget this computer").click()
         page.get_by_role("button", name="Keep it").click()
