@@ -4,9 +4,10 @@
 
 A real server trains with the page as its only device. The states are: no link; before the start,
 also with a refused amount of data and all that the server sees; working; paused at the limit of
-data; stopped; a used link; no connection, because the server was killed. Each state is shown in
-light and dark, on screens of 1440, 390 and 360 pixels. Exit code 1 if axe finds something serious,
-the console has an error, or the page is wider than the screen.
+data; stopped; forgetting the device; a used link; no connection, because the server was killed.
+Each state is shown in light and dark, on screens of 1440, 390 and 360 pixels, and with letters of
+twice the size on 390 pixels. Exit code 1 if axe finds something serious, the console has an error,
+or the page is wider than the screen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tests.web.watched import DESKTOP, PHONE, Watched, serious_findings, watched
 
 PATIENCE_MS = 1000 * PATIENCE_S
 STEPS = 8
-SCREENS = (DESKTOP, PHONE, {"width": 360, "height": 740})
+SCREENS = (DESKTOP, PHONE, {"width": 360, "height": 740}, PHONE)
+LARGE = len(SCREENS) - 1  # the screen with large letters
 
 
 def main() -> None:
@@ -82,6 +84,13 @@ def main() -> None:
         page.get_by_role("button", name="Stop").click()
         _reach(page, "ended")
         take("stopped")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_text("What does").click()
+        page.get_by_role("button", name="Forget this").click()
+        take("forget")
+        page.get_by_role("button", name="Forget it").click()
+        page.get_by_role("heading", name="is forgotten").wait_for()
+        take("forgotten")
         page.evaluate("localStorage.clear()")
         page.goto("about:blank")
         page.goto(url)  # whose code was used
@@ -106,10 +115,11 @@ def _take(seen: Watched, folder: Path, state: str) -> bool:
     page, good = seen.page, True
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        for screen in SCREENS:
-            width = screen["width"]
+        for number, screen in enumerate(SCREENS):
+            large = number == LARGE
             page.set_viewport_size(screen)  # type: ignore[arg-type]
-            file = folder / f"{state}-{scheme}-{width}.png"
+            page.evaluate(f"document.documentElement.style.fontSize = '{'200%' * large}'")
+            file = folder / f"{state}-{scheme}-{screen['width']}{'-large' * large}.png"
             page.screenshot(path=file, full_page=True)
             found = [*serious_findings(page), *seen.complaints]
             seen.complaints.clear()

@@ -21,6 +21,7 @@ from cleave.scheduler.sessions.admission import (
     AdmissionResult,
     Authenticator,
     Behavior,
+    Measurement,
     Refusal,
     one_is,
 )
@@ -130,6 +131,9 @@ class Membership:
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         self._report("record_behavior", identity, behavior)
 
+    def record_measurement(self, identity: int, measured: Measurement) -> None:
+        """Store nothing: the first server's link to the device may differ."""
+
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self._report("faulted", identity, fault, penalty)
 
@@ -147,7 +151,7 @@ class Members:
         self._keeper = keeper
         self.admit_operator, self.failed = keeper.admit_operator, keeper.failed
         self.arrived, self.departed = keeper.arrived, keeper.departed
-        self.contributed = keeper.contributed
+        self.contributed, self.record_measurement = keeper.contributed, keeper.record_measurement
         self._members: dict[int, Member] = {}
         self._expelled: dict[int, tuple[ErrorCode, str]] = {}
         self._version = 0
@@ -178,7 +182,9 @@ class Members:
         result = self._keeper.admit(hello, address)
         if isinstance(result, Admission) and result.identity is not None:
             shown = hash_secret(result.credential or hello.credential)
-            self._members[result.identity] = Member(shown, replace(result, credential=""))
+            self._members[result.identity] = Member(
+                shown, replace(result, credential="", measured=None)
+            )
             self._expelled.pop(result.identity, None)
             self._version += 1
         return result

@@ -27,6 +27,7 @@ from cleave.scheduler.sessions.admission import (
     Admission,
     AdmissionResult,
     Behavior,
+    Measurement,
     Refusal,
     clean_name,
     one_is,
@@ -210,6 +211,7 @@ _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 FAULTS_COUNT_S: Final = 86400.0
 """Time after which a wrong result no longer counts, because bit flips occur on every machine."""
 
+MEASUREMENT_KEPT_S: Final = 86400.0  # time after which a device's link is measured again
 STORE_RETRY_S: Final = 10.0  # delay after which a device retries to join if the store is unusable
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
@@ -256,6 +258,22 @@ class JoinCode:
 
     text: str
     record: CodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What a join code or a credential is worth now.
+
+    Attributes:
+        state: `known` (a device's credential), `open`, `void`, `used up` or `expired` (a join
+            code), `quarantined`, `revoked`, or `unknown`. Empty if the server does not tell.
+        own: whether the operator owns the device.
+        reason: why the operator revoked the device; empty if not revoked or not stated.
+    """
+
+    state: str
+    own: bool = False
+    reason: str = ""
 
 
 class Access:
@@ -387,8 +405,15 @@ class Access:
         """Record a stored device's arrival. Return its admission, with its faults and behavior."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
+        since_s = self._clocks.wall() - MEASUREMENT_KEPT_S
         return Admission(
-            device.id, device.name, credential, *counted, device.behavior, own=device.own
+            device.id,
+            device.name,
+            credential,
+            *counted,
+            device.behavior,
+            self.store.measurement(device.id, since_s),
+            own=device.own,
         )
 
     def _limited(self, address: str) -> Refusal | None:
@@ -417,6 +442,10 @@ class Access:
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         self.writer.soon(lambda: self.store.record_behavior(identity, behavior))
 
+    def record_measurement(self, identity: int, measured: Measurement) -> None:
+        now_s = self._clocks.wall()
+        self.writer.soon(lambda: self.store.record_measurement(identity, measured, now_s))
+
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.statuses.fault(identity, fault, penalty)
 
@@ -437,7 +466,7 @@ class Access:
             self.statuses.void(code.id, "a device that joined with it was revoked")
         return its
 
-    def key_state(self, key: str, address: str) -> str:
+    def key_state(self, key: str, address: str) -> KeyState:
         """Return whether a join code or credential admits a device now, without using it up.
 
         The join page asks before its owner starts anything.
@@ -445,28 +474,26 @@ class Access:
         Args:
             key: a join code, or a device's credential.
             address: IP address of the client, whose unknown keys count as failed attempts.
-
-        Returns:
-            `known` (a device's credential), `open`, `void`, `used up` or `expired` (a join code),
-            `quarantined`, `revoked`, or `unknown`. Empty if the server does not tell.
         """
         if self._fleet_credential and one_is([key], self._fleet_credential):
-            return "open"
+            return KeyState("open")
         try:
             device = self.statuses.device_of(hash_secret(key))
             if device is not None:
-                admitted = device.standing is AccessStatus.ADMITTED
-                return "known" if admitted else device.standing.value
+                if device.standing is AccessStatus.ADMITTED:
+                    return KeyState("known", device.own)
+                revoked = device.standing is AccessStatus.REVOKED
+                return KeyState(device.standing.value, reason=device.reason if revoked else "")
             if self._attempts.wait_s(address) > 0:
-                return ""
+                return KeyState("")
             text = read_code(key)
             code = self.statuses.code_of(hash_secret(text)) if text else None
         except StoreError:
-            return ""
+            return KeyState("")
         if code is None:
             self._attempts.failed(address)
-            return "unknown"
-        return code.state(self._clocks.wall())
+            return KeyState("unknown")
+        return KeyState(code.state(self._clocks.wall()), code.own)
 
     # --- operators ---
 

@@ -132,7 +132,7 @@ def open_app(
             lambda: access.writer.trouble,
         )
         operators = OperatorSessions(device_admin, overview)
-        built = Pages.of_package()
+        built = Pages.of_package(facts.title)
         made: dict[str, HttpHandler] = {
             metrics.PATH: Metrics(overview, access.admit_operator).answer,
             PROJECT_PATH: Project(

@@ -21,6 +21,7 @@ from cleave.scheduler.sessions.admission import (
     Admission,
     AdmissionResult,
     Behavior,
+    Measurement,
     Refusal,
     SharedSecretAuth,
 )
@@ -58,6 +59,7 @@ class FakeAuth:
         self.quarantine: dict[int, str] = {}
         self.points: dict[int, float] = {}
         self.behavior: dict[int, Behavior] = {}
+        self.measured: dict[int, Measurement] = {}
         self.faults_before = 0
         self.failures: list[str] = []
         self.measured_by = ""
@@ -98,6 +100,9 @@ class FakeAuth:
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         self.behavior[identity] = behavior
+
+    def record_measurement(self, identity: int, measured: Measurement) -> None:
+        self.measured[identity] = measured
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
         self.faults.setdefault(identity, []).append(fault)

@@ -28,13 +28,17 @@ from cleave.server.access import (
     ALPHABET,
     CODE_LENGTH,
     MAX_USES,
+    MEASUREMENT_KEPT_S,
     Access,
+    KeyState,
     hash_secret,
     new_code,
     read_code,
 )
+from cleave.server.fleet_server import RELAY
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from cleave.transport.connection_limits import BURST, REFILL_S
+from tests.scheduler.test_probe import UNKNOWN, Joining, right
 from tests.server.clocks import Clock
 
 HELLO = Hello(Role.DEVICE, name="phone")
@@ -63,6 +67,30 @@ def refused(access: Access, credential: str = "", code: str = "", address: str =
     verdict = access.admit(replace(HELLO, credential=credential, join_code=code), address)
     assert isinstance(verdict, Refusal), verdict
     return verdict
+
+
+def test_a_device_is_measured_once_a_day_also_by_a_server_that_starts_again(
+    access: Access, clock: Clock
+) -> None:
+    """It cost a known phone 41 MB after each restart."""
+    hello = replace(UNKNOWN, credential=come(access, code=access.pair().text).credential)
+
+    def moved_bytes(address: str = HERE) -> int:
+        device = Joining(right, hello, auth=access, address=address).run()
+        assert device.manager.ready_devices == 1
+        access.writer.flush(None)
+        return device.down_bytes + device.up_bytes
+
+    first = moved_bytes()
+    assert first > 1e6
+    clock.now_s += MEASUREMENT_KEPT_S - 1
+    assert moved_bytes() < 1e5  # its arithmetic is tested each time
+    assert moved_bytes("192.0.2.2") == first  # another network
+    assert moved_bytes() == first
+    clock.now_s += MEASUREMENT_KEPT_S + 1
+    assert moved_bytes() == first
+    # The name of a relay does not tell networks apart.
+    assert (moved_bytes(RELAY), moved_bytes(RELAY)) == (first, first)
 
 
 # --- codes ---
@@ -105,7 +133,7 @@ def test_a_code_is_exchanged_for_a_credential_that_lasts(access: Access) -> None
 
 def test_a_page_learns_what_its_key_is_worth_before_it_joins(access: Access, clock: Clock) -> None:
     def worth(key: str) -> str:
-        return access.key_state(key, HERE)
+        return access.key_state(key, HERE).state
 
     code, other = access.pair(), access.pair(life_s=5)
     assert worth(code.text) == worth(code.text.lower()) == "open"
@@ -115,7 +143,14 @@ def test_a_page_learns_what_its_key_is_worth_before_it_joins(access: Access, clo
     clock.now_s += 6
     assert worth(other.text) == "expired"
     access.statuses.decide(device.identity, "device 1", AccessStatus.QUARANTINED, "wrong")
-    assert worth(device.credential) == "quarantined"
+    assert access.key_state(device.credential, HERE) == KeyState("quarantined")
+    access.statuses.decide(device.identity, "device 1", AccessStatus.REVOKED, "lent out")
+    assert access.key_state(device.credential, HERE) == KeyState("revoked", reason="lent out")
+    access.statuses.decide(device.identity, "device 1", AccessStatus.QUARANTINED, "wrong")
+    own = access.pair(own=True)
+    assert access.key_state(own.text, HERE) == KeyState("open", own=True)
+    paired = come(access, code=own.text).credential
+    assert access.key_state(paired, HERE) == KeyState("known", own=True)
     assert worth("") == worth("7KQ4-MWX2-PDH9") == "unknown"
     while access._attempts.wait_s(HERE) <= 0:
         assert worth("AAAA-BBBB-CCCC") == "unknown"

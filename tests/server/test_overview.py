@@ -40,6 +40,7 @@ from cleave.server.api.overview import (
     Rates,
     ServerFacts,
     Training,
+    WorkKind,
     stages_answer,
 )
 from cleave.server.block_times import KEPT, MOST_SPANS, BlockTimes, Lane, TimeSpan
@@ -425,16 +426,56 @@ def test_owners_of_devices_are_told_what_a_device_moves_now(
         step = dataclasses.replace(_a_step(), wall_s=wall_s, traffic=traffic)
         job.records.append(to_dict(step))
     job.records.append({"event": "eval", "step": 3})
-    assert overview.training() == Training("running", 1, 4e6)
+    assert overview.training() == Training("running", 1, 4e6, 4e6)
     fleet.join(2)
-    assert overview.training() == Training("running", 2, 2e6)
+    assert overview.training() == Training("running", 2, 2e6, 2e6)
     alone = to_dict(dataclasses.replace(_a_step(), method="local", traffic=Traffic()))
     job.records += 5 * [alone]
-    assert overview.training() == Training("running", 2, 0)  # the server alone is faster
+    # The server alone is faster.
+    assert overview.training() == Training("running", 2, 0, 2e6)
     overview.combine = lambda answer, question: answer  # other servers have devices, too
-    assert overview.training() == Training("running", None)
+    assert overview.training() == Training("running", None, None, 2e6)
     job.state, queue.running = JobState.DONE, None
-    assert overview.training() == Training("done", None)
+    assert overview.training() == Training("done", None, None, 2e6)
+
+
+TILES, LAYERS = WorkKind.TILES, WorkKind.LAYERS
+
+
+@pytest.mark.parametrize(
+    ("asked", "step", "work", "settled"),
+    [
+        ("", None, None, False),  # the job starts
+        ("auto", None, None, False),
+        ("auto", "stages", (LAYERS,), False),
+        ("auto", "local", (), False),
+        ("auto", "tiles", (TILES,), False),
+        ("tiles", None, (TILES,), False),
+        ("tiles", "local", (TILES,), False),  # while no device is connected
+        ("stages", None, (LAYERS,), True),  # it waits for its first device
+        ("stages", "local", (LAYERS,), True),
+        ("stages", "mixed", (TILES, LAYERS), True),
+        ("diloco", "diloco", (LAYERS,), True),
+        ("local", "local", (), True),
+    ],
+)
+def test_owners_of_devices_are_told_the_kind_of_work(
+    overview: Overview,
+    asked: str,
+    step: str | None,
+    work: tuple[WorkKind, ...] | None,
+    settled: bool,
+) -> None:
+    job = TrainingJob("job-1", 1, {}, 20, "opt-nano", state=JobState.RUNNING, method=asked)
+    overview.jobs = cast(Jobs, SimpleNamespace(all=lambda: [job], running=job))
+    if step is not None:
+        mixed = step == "mixed"
+        method = "stages" if mixed else step
+        tiles = 5 if mixed or step == "tiles" else 0
+        made = dataclasses.replace(_a_step(), method=method, tiles=tiles, local_gemms=0)
+        job.records.append(to_dict(made))
+    told = overview.training()
+    assert (told.work, told.settled) == (work, settled)
 
 
 # --- its parts ---

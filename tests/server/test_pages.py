@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,14 @@ def test_every_file_has_its_path_and_its_type(
     assert (answer.status, answer.body) == (200, body)
     assert headers["Content-Type"] == kind
     assert cache in headers["Cache-Control"]
+
+
+def test_a_phone_shows_the_page_under_the_name_of_who_asks() -> None:
+    manifest = {"name": "Lend this device", "short_name": "Lend", "start_url": "join"}
+    built = {**BUILT, "join.webmanifest": json.dumps(manifest).encode()}
+    for title, named in (("", manifest), ("Jonas", {"name": "Jonas", "short_name": "Jonas"})):
+        body = get("/join.webmanifest", Pages(built, title)).body
+        assert json.loads(body) == {**manifest, **named}
 
 
 @given(st.text(max_size=40) | st.from_regex(r"/(assets/)?(\.\./|%2e%2e/|\./)*[a-z./%]{0,20}"))

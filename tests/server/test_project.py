@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cleave.server.access import KeyState
 from cleave.server.api.overview import ServerFacts, Training
 from cleave.server.http.pages import PROJECT_FRESH_S, PROJECT_PATH, Project
 from cleave.server.store.store import StoreError
 from cleave.transport.http import HttpRequest
 from tests.server.clocks import Clock
 
-NOTHING = {"state": "", "devices": 0, "bytes_per_device_s": None}
+NOTHING = {
+    "state": "",
+    "devices": 0,
+    "bytes_per_device_s": None,
+    "usual_bytes_per_device_s": None,
+    "work": None,
+    "settled": False,
+    "layers_on": "own",
+}
 
 
-def key_state(key: str, address: str) -> str:
-    return f"{key} from {address}"
+def key_state(key: str, address: str) -> KeyState:
+    return KeyState(f"{key} from {address}", own=True, reason="lent")
 
 
 def told(project: Project, authorization: str = "") -> Any:
@@ -53,6 +62,8 @@ def test_a_store_that_cannot_be_read_hides_only_the_work() -> None:
 def test_only_a_browser_that_sends_its_key_is_told_what_the_key_is_worth() -> None:
     project = Project(ServerFacts(), list, Training, key_state, Clock())
     assert "key" not in told(project)
-    assert told(project, "Bearer 7KQ4")["key"] == "7KQ4 from ::1"
+    answer = told(project, "Bearer 7KQ4")
+    assert answer["key"] == "7KQ4 from ::1"
+    assert (answer["own"], answer["reason"]) == (True, "lent")
     assert "key" not in told(project, "Basic 7KQ4")
     assert "key" not in told(project)  # the next browser is not told of this one's

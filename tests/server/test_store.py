@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.sessions.admission import Behavior
+from cleave.scheduler.sessions.admission import Behavior, Measurement
 from cleave.server.store.store import (
     CODES_KEPT_S,
     FIRST_VERSION,
@@ -30,6 +30,7 @@ from cleave.server.store.store import (
 )
 
 NOW_S = 1e9
+LATEST = FIRST_VERSION + len(MIGRATIONS) - 1
 JOB = StoredJob(3, "opt-nano", "running", "", NOW_S, NOW_S + 1, None, 5, 2.5, "runs/x")
 
 
@@ -61,12 +62,17 @@ def test_everything_is_there_again(path: Path) -> None:
     store.departed(device.id, Departure.LOST, "gone", NOW_S + 5)
     behavior = Behavior(3, "no memory", 2.5, 5.0)
     store.record_behavior(device.id, behavior)
+    measured = Measurement("192.0.2.1", 1e7, 2e6, 0.01, 3e9, 4e9)
+    for at_s in (NOW_S, NOW_S + 4):
+        store.record_measurement(device.id, measured, at_s)
     store.save_job(JOB)
     server = store.fact("server", "A")
     store.close()
     again = Store(path)
     assert again.fact("server", "B") == server == "A"
     assert again.jobs() == [JOB]
+    assert again.measurement(device.id, NOW_S + 4) == measured
+    assert again.measurement(device.id, NOW_S + 5) is None
     found = again.device_of(b"c")
     assert found == DeviceRecord(
         device.id, "phone", AccessStatus.QUARANTINED, "lies", NOW_S, NOW_S + 5, Departure.LOST,
@@ -148,7 +154,7 @@ def test_a_store_is_brought_up_to_date(path: Path) -> None:
     Store(path, newer).close()  # nothing left to do
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT colour FROM devices").fetchall() == [("red",)]
-        assert db.execute("PRAGMA user_version").fetchone() == (FIRST_VERSION + 1,)
+        assert db.execute("PRAGMA user_version").fetchone() == (LATEST + 1,)
 
 
 def test_a_step_that_fails_changes_nothing(path: Path) -> None:
@@ -157,12 +163,12 @@ def test_a_step_that_fails_changes_nothing(path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be used"):
         Store(path, broken)
     with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (FIRST_VERSION,)
+        assert db.execute("PRAGMA user_version").fetchone() == (LATEST,)
         columns = [row[1] for row in db.execute("PRAGMA table_info(devices)")]
     assert "x" not in columns
 
 
-@pytest.mark.parametrize("version", [1, FIRST_VERSION + 1])
+@pytest.mark.parametrize("version", [1, LATEST + 1])
 def test_a_store_of_another_version_is_left_alone(path: Path, version: int) -> None:
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {version}")

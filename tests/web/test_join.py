@@ -19,6 +19,7 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 from tests.integration.processes import (
     PATIENCE_S,
     address,
+    apart,
     losses,
     own_address,
     page_address,
@@ -302,16 +303,19 @@ def test_a_limit_that_is_no_amount_is_refused_and_the_old_one_stays(
         assert limit.input_value() == "0.5"
         assert "stops after 500\u00a0MB a day" in page.locator("[data-figure=use]").inner_text()
         limit.fill("-7")
-        start = page.get_by_role("button", name="Start helping")
-        start.click()  # nothing starts with it
-        start.click()
-        page.wait_for_function("document.activeElement.id === 'cap'")
-        assert page.locator("[data-state]").count() == 0
         assert "stays 500 MB a day" in page.get_by_role("alert").inner_text()
         limit.fill("3")
-        start.click()
-        page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        assert figure(page, "cap").endswith("of 3 GB")
+        start = page.get_by_role("button", name="Start helping")
+        limit.press("Tab")
+        for refused in ("-7", ""):
+            limit.fill(refused)
+            start.click()  # which starts with the limit of before
+            page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
+            assert figure(page, "cap").endswith("of 3 GB")
+            page.get_by_role("button", name="Stop").press("Enter")
+            page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
+            page.wait_for_function("() => document.activeElement.tagName === 'H1'")
+            page.get_by_role("button", name="Settings").click()
         assert page.get_by_role("alert").count() == 0
 
 
@@ -337,7 +341,7 @@ def test_a_device_without_work_is_ready_and_does_not_help(
             )
             assert trainer.wait(PATIENCE_S) == 0
         page.get_by_role("heading", name="Training finished").wait_for(timeout=PATIENCE_MS)
-        assert figure(page, "share") == "You did all of today's training."
+        assert figure(page, "share") == "You did nearly all of today's training."
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("heading", name="Stopped. Thank you!").wait_for(timeout=PATIENCE_MS)
 
@@ -350,8 +354,50 @@ def test_a_device_is_told_that_the_training_runs_without_it(
         command = (*training(corpus_file, 10**6, "opt-nano"), "--method", "local")
         with started(*command, "--server", place["operator_url"]) as (_, lines):
             wait_for_event(lines, "step")
-            page.get_by_text("The training runs without helpers").wait_for(timeout=PATIENCE_MS)
-            assert page.get_by_role("heading", name="This computer is ready").is_visible()
+            page.get_by_text("This training runs without helpers").wait_for(timeout=PATIENCE_MS)
+            assert page.get_by_role("heading", name="No work for this computer").is_visible()
+
+
+def test_a_strangers_phone_is_told_that_a_job_by_stages_has_no_work_for_it(
+    browser: Browser, tmp_path: Path, corpus_file: Path
+) -> None:
+    """It waited for the whole run, with its screen on, and used 26 MB for a test."""
+    with server(tmp_path) as place, visit(browser) as page:
+        command = (*training(corpus_file, STEPS, "opt-nano"), "--method", "stages")
+        with started(*command, "--server", place["operator_url"]) as (_, lines):
+            wait_for_event(lines, "start")
+            page.goto(place["page_url"])
+            page.get_by_text("gives work only to devices that belong to the sender").wait_for()
+            page.get_by_role("button", name="Start helping").press("Enter")
+            page.get_by_role("heading", name="No work for this computer").wait_for()
+            assert "You may close this page" in page.get_by_role("status").inner_text()
+            expect_accessible(page)
+            page.get_by_text("Technical details").click()
+            assert figure(page, "down").strip() == "0 B"
+            page.reload()
+            page.get_by_role("heading", name="No work for this computer").wait_for()
+            apart("jobs", "stop", "job-1", "--server", place["operator_url"])
+            # It connects by itself, and is ready for the next job.
+            page.get_by_role("heading", name="This computer is ready").wait_for(timeout=PATIENCE_MS)
+
+
+def test_a_revoked_device_is_told_why_and_its_link_is_not_blamed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with visit(browser) as page:
+        data = ("--data", str(tmp_path / "data"))
+        with started("serve", "--port", "0", *data, "--json", cwd=tmp_path) as (_, lines):
+            place = wait_for_event(lines, "listening")
+            headings = "window.headings = []; new MutationObserver(() => window.headings.push("
+            headings += "document.querySelector('h1')?.textContent ?? '')).observe(document, "
+            headings += "{ childList: true, subtree: true, characterData: true });"
+            join(page, place["page_url"])
+            page.evaluate(headings)
+            revoked = apart("devices", "revoke", "1", "--reason", "sold", *data)
+            assert revoked.returncode == 0, revoked.stderr
+            page.get_by_text("The reason: Sold.").wait_for(timeout=PATIENCE_MS)
+            assert page.get_by_role("heading", name="may not help any more").is_visible()
+            assert not [said for said in page.evaluate("headings") if "link" in said]
 
 
 def test_a_start_without_a_server_is_tried_again_until_it_is_back(
@@ -401,11 +447,17 @@ def test_a_browser_forgets_the_server_on_demand(browser: Browser, lasting: dict[
         join(page, page_address(own_address(lasting)))
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
-        page.reload()
+        page.get_by_role("button", name="Settings").press("Enter")
+        page.wait_for_function("() => document.activeElement.tagName === 'H1'")
         page.get_by_text("What does").click()
         page.get_by_role("button", name="Forget this computer").click()
-        page.get_by_role("heading", name="Open the link that you were sent").wait_for()
-        assert page.evaluate("Object.keys(localStorage)") == []
+        page.get_by_role("button", name="Keep it").click()
+        page.get_by_role("button", name="Forget this computer").click()
+        expect_accessible(page)
+        page.get_by_role("button", name="Forget it").click()
+        page.get_by_role("heading", name="This computer is forgotten").wait_for()
+        # The limit of today does not start anew.
+        assert page.evaluate("Object.keys(localStorage)") == ["cleave.data"]
 
 
 def test_the_page_installs_as_an_app_and_takes_a_typed_code(

@@ -22,6 +22,41 @@ class Behavior:
     late_s: float = 0.0  # delay of each answer beyond the predicted time, in seconds
 
 
+# Speed claims within this factor count as equal, because benchmark results vary.
+SAME_CLAIM: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A device's measured link and speed, stored so that a returning device is not measured again.
+
+    Attributes:
+        address: network address from which the device was measured.
+        flops_per_s: the claimed speed, or the measured speed if the claim was too high.
+    """
+
+    address: str
+    downlink_bytes_per_s: float
+    uplink_bytes_per_s: float
+    latency_s: float
+    flops_per_s: float
+    claimed_flops_per_s: float
+
+    def flops_per_s_now(self, claimed: float) -> float | None:
+        """Return the speed of a returning device; None if the speed must be measured again.
+
+        The result is the claimed speed if the device reached its previous claim, or if the new
+        claim does not exceed the measured speed. Otherwise, the result is the measured speed if the
+        new claim is similar to the previous claim.
+        """
+        if self.flops_per_s >= self.claimed_flops_per_s or claimed <= self.flops_per_s:
+            return claimed
+        same = max(claimed, self.claimed_flops_per_s) <= SAME_CLAIM * min(
+            claimed, self.claimed_flops_per_s
+        )
+        return self.flops_per_s if same else None
+
+
 MAX_NAME: Final = 60  # maximum length of a device's name, in characters
 
 
@@ -36,6 +71,7 @@ class Admission:
             measurement; empty if the number of simultaneous measurements is not limited.
         measures: the recorded ID of a device that joins only for a link measurement. The
             `identity` of such a device is None, because the device runs no tasks.
+        measured: the device's stored link and speed; None if unknown or outdated.
     """
 
     # the device's ID, the same in all its sessions; None if identities are not recorded
@@ -45,6 +81,7 @@ class Admission:
     faults: int = 0
     penalty: float = 0.0
     behavior: Behavior = field(default_factory=Behavior)
+    measured: Measurement | None = None
     measured_by: str = ""
     at_once: int = 1  # maximum number of devices that may use `measured_by` at the same time
     measures: int | None = None
@@ -117,6 +154,10 @@ class Authenticator(Protocol):
 
     def record_behavior(self, identity: int, behavior: Behavior) -> None:
         """Store a device's behavior for its next session."""
+        return
+
+    def record_measurement(self, identity: int, measured: Measurement) -> None:
+        """Store a device's measured link and speed for its next sessions."""
         return
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:

@@ -6,48 +6,27 @@ behavior is remembered, and only until the server stops.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from ipaddress import ip_address
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.sessions.admission import Authenticator, Behavior
+from cleave.scheduler.sessions.admission import Authenticator, Behavior, Measurement
 from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
 CREDIT_S: Final = 15.0  # minimum seconds between two reports of device contributions
 
 # If a device rejoins within this many seconds, its link rates and speed are not measured again.
+# Stored measurements are valid longer.
 GRACE_S: Final = 60.0
 
-# Speed claims within this factor count as equal, because benchmark results vary.
-SAME_CLAIM: Final = 2.0
 MAX_STRANGERS: Final = 1000  # maximum number of remembered devices without an identity
 
 # Maximum compute time credited to one session, in seconds. It keeps the totals finite.
 MAX_CREDIT: Final = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class _Departure:
-    at_s: float
-    address: str
-    rates: DeviceRates
-    claimed_flops_per_s: float
-
-    def flops_per_s(self, claimed: float) -> float | None:
-        """Return the speed of a returning device; None if the speed must be measured again.
-
-        The result is the claimed speed if the device reached its previous claim, or if the new
-        claim does not exceed the measured speed. Otherwise, the result is the measured speed if the
-        new claim is similar to the previous claim.
-        """
-        if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
-            return claimed
-        same = max(claimed, self.claimed_flops_per_s) <= SAME_CLAIM * min(
-            claimed, self.claimed_flops_per_s
-        )
-        return self.rates.flops_per_s if same else None
 
 
 class DeviceHistory:
@@ -56,7 +35,8 @@ class DeviceHistory:
     def __init__(self, auth: Authenticator) -> None:
         self._auth = auth
         self._credited_s = 0.0
-        self._departed: dict[int, _Departure] = {}
+        # key: identity; value: time of departure, and what was measured
+        self._departed: dict[int, tuple[float, Measurement]] = {}
         self._strangers: dict[tuple[str, str], Behavior] = {}  # key: (address, name)
         self._rounding: dict[int, Rounding] = {}  # key: identity, across sessions
 
@@ -71,7 +51,7 @@ class DeviceHistory:
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
-        long_gone = [who for who, left in self._departed.items() if now_s - left.at_s > GRACE_S]
+        long_gone = [who for who, left in self._departed.items() if now_s - left[0] > GRACE_S]
         for who in long_gone:
             del self._departed[who]
 
@@ -81,9 +61,7 @@ class DeviceHistory:
             return
         self._credit(session, now_s)
         if session.rates is not None and session.probe is None:  # the link rates are known
-            self._departed[session.identity] = _Departure(
-                now_s, session.address, session.rates, session.claimed_flops_per_s
-            )
+            self._departed[session.identity] = now_s, _measurement(session, session.rates)
         self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
@@ -119,17 +97,29 @@ class DeviceHistory:
         if session.identity is not None:
             self._rounding.pop(session.identity, None)
 
-    def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return a device's rates, with the link rates and speed known from its previous session.
+    def measured(self, session: Session) -> None:
+        """Store the link and speed of a device whose probe has just measured them."""
+        if session.identity is not None and session.rates is not None and _is_ip(session.address):
+            self._auth.record_measurement(session.identity, _measurement(session, session.rates))
+
+    def rates_before(
+        self, session: Session, now_s: float, stored: Measurement | None = None
+    ) -> DeviceRates | None:
+        """Return a device's rates, with the link rates and speed known from an earlier session.
 
         Return None if the link rates or the speed must be measured again.
+
+        Args:
+            stored: the link and speed that the authenticator stored; None if unknown.
         """
         if session.identity is None or session.rates is None:
             return None
-        left = self._departed.pop(session.identity, None)
-        if left is None or left.address != session.address or now_s - left.at_s > GRACE_S:
+        left_s, left = self._departed.pop(session.identity, (-math.inf, None))
+        if left is None or now_s - left_s > GRACE_S:
+            left = stored
+        if left is None or left.address != session.address:
             return None
-        flops_per_s = left.flops_per_s(session.rates.flops_per_s)
+        flops_per_s = left.flops_per_s_now(session.rates.flops_per_s)
         if flops_per_s is None:
             return None
         slowed = flops_per_s < session.rates.flops_per_s
@@ -138,9 +128,9 @@ class DeviceHistory:
             flops_per_s=flops_per_s,
             graph_flops_per_s=0.0 if slowed else session.rates.graph_flops_per_s,
             graph_bf16_flops_per_s=0.0 if slowed else session.rates.graph_bf16_flops_per_s,
-            downlink_bytes_per_s=left.rates.downlink_bytes_per_s,
-            uplink_bytes_per_s=left.rates.uplink_bytes_per_s,
-            latency_s=left.rates.latency_s,
+            downlink_bytes_per_s=left.downlink_bytes_per_s,
+            uplink_bytes_per_s=left.uplink_bytes_per_s,
+            latency_s=left.latency_s,
         )
 
     def _credit(self, session: Session, now_s: float) -> None:
@@ -153,3 +143,23 @@ class DeviceHistory:
         if done != session.credited:
             self._auth.contributed(session.identity, done - session.credited)
             session.credited = done
+
+
+def _measurement(session: Session, rates: DeviceRates) -> Measurement:
+    return Measurement(
+        session.address,
+        rates.downlink_bytes_per_s,
+        rates.uplink_bytes_per_s,
+        rates.latency_s,
+        rates.flops_per_s,
+        session.claimed_flops_per_s,
+    )
+
+
+def _is_ip(address: str) -> bool:
+    """Return whether an address tells devices' networks apart. The name of a relay does not."""
+    try:
+        ip_address(address)
+    except ValueError:
+        return False
+    return True

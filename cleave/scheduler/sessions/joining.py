@@ -25,7 +25,7 @@ from cleave.scheduler.sessions.admission import (
 )
 from cleave.scheduler.sessions.device_history import DeviceHistory
 from cleave.scheduler.sessions.pace import Estimate, Pace
-from cleave.scheduler.sessions.probe import JOINING, STATED, THOROUGH, Probe
+from cleave.scheduler.sessions.probe import HANDHELD, JOINING, STATED, THOROUGH, Probe
 from cleave.scheduler.sessions.reputation import Reputation, Setbacks
 from cleave.scheduler.sessions.session import DeviceState, Session
 from profiles.device_profile import DeviceKind
@@ -258,11 +258,14 @@ class Joining:
         )
         session.allowance = Allowance(now_s)
         stated = bool(hello.downlink_bytes_per_s and hello.uplink_bytes_per_s)
-        if not stated and (before := self._history.rates_before(session, now_s)) is not None:
+        known = admission.measured
+        if not stated and (before := self._history.rates_before(session, now_s, known)) is not None:
             session.rates, stated = before, True
         if stated and not session.measure and not verify:
             return [Send(session.id, welcome), *self._ready(session)]
-        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        handheld = session.kind in (DeviceKind.PHONE, DeviceKind.TABLET)
+        joining = HANDHELD if handheld else JOINING
+        effort = THOROUGH if session.measure else STATED if stated else joining
         secret = self._rng if verify and not session.measure else None
         session.probe = Probe(session.rates, effort, secret, session.probe_ids)
         session.state = DeviceState.PROBING
@@ -286,6 +289,8 @@ class Joining:
             return [*sent, Send(session.id, found), bye]
         session.probe = None
         session.rates = bounded(probe.device)
+        if probe.measures_link:
+            self._history.measured(session)
         return [*sent, *self._ready(session)]
 
     def probe_run_failed(

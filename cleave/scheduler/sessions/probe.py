@@ -4,7 +4,8 @@ Link: almost all the time of a row-by-column product is download time, and almos
 column-by-row product is upload time. A 1 x 1 product measures a round trip. The arrays grow until a
 transfer takes long enough to measure. Round-trip time and compute time are subtracted. Many links
 carry the first bytes of a transfer faster than they can sustain, so the rate is computed from the
-bytes by which the last array is larger than the one before.
+bytes by which the last array is larger than the one before. A delay only ends the growth if it
+occurs twice.
 
 Arithmetic: the device multiplies secret random matrices in each of its dtypes, as stored and
 transposed. The results are verified like all other results (`cleave.verify`). The inner dimension
@@ -41,6 +42,7 @@ FIRST_ID: Final = 2**52
 _FIRST_BYTES: Final = 2 * 1024  # takes at most 3 s on the slowest allowed link
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
+_LEAST_SHARE: Final = 0.1  # minimum share of a step's duration that counts as transfer time
 
 # Rows, depth and columns in the arithmetic tests. All dtypes together are 14 kB. The depth is large
 # enough to reveal 16-bit accumulation.
@@ -67,6 +69,7 @@ class Effort:
 
 STATED: Final = Effort(0, 0, 0.0)  # for a device that states its link rates, which are not measured
 JOINING: Final = Effort(2, 8 * 2**20, 0.1)  # for a device that joins to run tasks
+HANDHELD: Final = Effort(2, 2 * 2**20, 0.1)  # for a phone or tablet, whose owner may pay for data
 
 # for a device that joins only to have its link measured
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
@@ -81,6 +84,7 @@ class _Step:
     columns: int
     pairs: int = 1
     random: bool = False
+    again: bool = False  # with the arrays of the step before, which the device still has
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,11 @@ class Probe:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
 
+    @property
+    def measures_link(self) -> bool:
+        """Return whether the probe measures the link, instead of using known rates."""
+        return self._effort is not STATED
+
     def awaits(self, run: int) -> bool:
         """Return whether the probe waits for the answer to this run."""
         return run in self._tests or run == self._run
@@ -151,6 +160,7 @@ class Probe:
             return []
         test = self._tests.pop(run, None)
         if test is None:  # a timed step includes transfers, so send the arrays again
+            self._step = replace(self._step, again=False)
             return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
         again = replace(self._asked.pop(run), id=next(self._ids))
         self._tests[again.id], self._asked[again.id] = test, again
@@ -191,9 +201,12 @@ class Probe:
         return self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> list[Message]:
+        step = next(self._plan, None)
+        if step is not None and step.again:
+            self._step = step
+            return self._ask(step, now_s)
         drop: list[Message] = [messages.Drop(self._arrays)] if self._arrays else []
         self._arrays = ()
-        step = next(self._plan, None)
         if step is None:
             self._run = -1  # the probe waits for no more results
             return drop
@@ -248,7 +261,7 @@ class Probe:
     def _steps(self) -> Iterator[_Step]:
         """Yield products to be timed. The caller stores each product's duration in `_took_s`."""
         stated = self.device
-        if self._effort is STATED:
+        if not self.measures_link:
             self.rates = Measured(
                 stated.downlink_bytes_per_s, stated.uplink_bytes_per_s, stated.latency_s
             )
@@ -257,23 +270,27 @@ class Probe:
         for _ in range(self._effort.round_trips):
             yield _Step(1, 1, 1)
             round_trip_s = min(round_trip_s, self._took_s)
-        rates = []
+        by_direction: list[dict[int, float]] = []
         for download in (True, False):
-            size, last = _FIRST_BYTES, False
-            least_s: dict[int, float] = {}  # the shortest time of a transfer, by its bytes
+            size, repeated = _FIRST_BYTES, False
+            least_s: dict[int, float] = {}  # the shortest duration of a step, by its bytes
             while True:
                 side = int((size // 4) ** 0.5)
                 step = _Step(1, size // 8, 1) if download else _Step(side, 1, side)
                 yield step
                 sent = 8 * step.depth if download else 4 * side * side
-                took_s = max(_LEAST_S, self._took_s - round_trip_s)
                 # Use the better of two, because disturbances only slow transfers down.
-                least_s[sent] = min(took_s, least_s.get(sent, took_s))
-                if last:
-                    rates.append(_sustained(least_s))
-                    break
-                last = took_s >= self._effort.enough_s or size * _GROWTH > self._largest
-                size = size if last else size * _GROWTH
+                least_s[sent] = min(self._took_s, least_s.get(sent, self._took_s))
+                round_trip_s = min(round_trip_s, self._took_s)
+                enough = least_s[sent] - round_trip_s >= self._effort.enough_s
+                if enough or size * _GROWTH > self._largest:
+                    if repeated:
+                        break
+                    repeated = True
+                else:
+                    size, repeated = size * _GROWTH, False
+            by_direction.append(least_s)
+        rates = [_sustained(least_s, round_trip_s) for least_s in by_direction]
         found = Measured(rates[0], rates[1], round_trip_s / 2)
         if self._rng is not None:
             yield from self._speed(found)
@@ -290,13 +307,17 @@ class Probe:
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))
-        down = (_SPEED_ROWS + side) * side * DType.FP32.itemsize / link.downlink_bytes_per_s
+        down_s = (_SPEED_ROWS + side) * side * DType.FP32.itemsize / link.downlink_bytes_per_s
         up = _SPEED_ROWS * side * DType.FP32.itemsize / link.uplink_bytes_per_s
         if side < least or up > _SPEED_UPLOAD_S:
             return
         claimed, shown, pairs, last = self.device.flops_per_s, 0.0, 1, False
+        again = False
         while CLAIM * shown < claimed:
-            yield _Step(_SPEED_ROWS, side, side, pairs, random=True)
+            yield _Step(_SPEED_ROWS, side, side, pairs, random=True, again=again)
+            # A step whose run failed sent the arrays, even if the step before had sent them.
+            down = down_s if not self._step.again else 0.0
+            again = True
             took_s = max(_LEAST_S, self._took_s - 2 * link.latency_s - down - up)
             shown = max(shown, 2 * _SPEED_ROWS * side * side * pairs / took_s)
             if last:
@@ -314,14 +335,17 @@ class Probe:
             )
 
     def _send(self, step: _Step, now_s: float) -> list[Message]:
-        left, right, self._run = next(self._ids), next(self._ids), next(self._ids)
+        left, right = next(self._ids), next(self._ids)
         self._arrays = (left, right)
-        self._sent_s = now_s
         return [
             _put(left, self._array(step, step.rows, step.depth)),
             _put(right, self._array(step, step.depth, step.columns)),
-            _run(self._run, self._arrays * step.pairs, DType.FP32),
+            *self._ask(step, now_s),
         ]
+
+    def _ask(self, step: _Step, now_s: float) -> list[Message]:
+        self._run, self._sent_s = next(self._ids), now_s
+        return [_run(self._run, self._arrays * step.pairs, DType.FP32)]
 
     def _array(self, step: _Step, rows: int, columns: int) -> Buffer:
         if step.random:
@@ -330,14 +354,17 @@ class Probe:
         return Buffer(np.zeros((rows, columns), np.float32), DType.FP32)
 
 
-def _sustained(least_s: dict[int, float]) -> float:
+def _sustained(least_s: dict[int, float], round_trip_s: float) -> float:
     """Return a link's sustained rate in bytes/s.
 
-    `least_s` maps the size of each transfer in bytes to its time in seconds, in ascending order.
+    Args:
+        least_s: shortest duration of a step in seconds, by the bytes that the step transfers, in
+            ascending order of the bytes.
+        round_trip_s: part of each duration that does not depend on the bytes.
     """
-    *before, (sent, took_s) = least_s.items()
-    rate = sent / took_s
-    if before and (more_s := took_s - before[-1][1]) > 0:
+    *before, (sent, step_s) = least_s.items()
+    rate = sent / max(_LEAST_S, _LEAST_SHARE * step_s, step_s - round_trip_s)
+    if before and (more_s := step_s - before[-1][1]) > 0:
         rate = min(rate, (sent - before[-1][0]) / more_s)
     return rate
 

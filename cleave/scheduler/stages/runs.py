@@ -63,6 +63,7 @@ class StageRuns:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
     Attributes:
+        any_device: as in the arguments.
         holders: the devices that hold trained state.
         results: number of graph runs and fetches that devices have completed in all steps.
         flops: number of floating-point operations that devices have completed in all steps.
@@ -72,7 +73,7 @@ class StageRuns:
     def __init__(self, sessions: Mapping[int, Session], ids: Names, *, any_device: bool) -> None:
         self._sessions = sessions
         self._ids = ids
-        self._any_device = any_device
+        self.any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
         self._snapshot: SnapshotRun | None = None
@@ -113,7 +114,7 @@ class StageRuns:
         }
 
     def _may(self, session: Session) -> bool:
-        return session.own or self._any_device
+        return session.own or self.any_device
 
     def why_none(self) -> str:
         """Return why no device can train whole layers now; an empty string if a device can."""
@@ -534,7 +535,7 @@ class StageRuns:
 
         Return the instructions to carry out.
         """
-        if self._any_device:
+        if self.any_device:
             return []
         if self._sessions[device].own:
             return self.changed()

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import PurePath
 from statistics import median
 from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
+from cleave.planner.plan import Method
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.counters import FleetCounters, StepProgress, TrafficKind
 from cleave.scheduler.sessions.session import DeviceState, EventKind, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.runs import StagesOn
 from cleave.scheduler.stages.state import StepView
 from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.scheduler import Scheduler
@@ -26,7 +29,7 @@ from cleave.server.access import Clocks
 from cleave.server.api.event_log import EventLog
 from cleave.server.block_times import MOST_SPANS, Lane, TimeSpan
 from cleave.server.jobs.energy import DeviceEnergy, EnergyMeter, EnergySums
-from cleave.server.jobs.jobs import Jobs, TrainingJob
+from cleave.server.jobs.jobs import Jobs, Record, TrainingJob
 from cleave.server.store.store import StoredJob
 from profiles.device_profile import DeviceProfile
 
@@ -117,6 +120,13 @@ class ServerFacts:
     about: str = ""  # what the devices train, shown to device owners
 
 
+class WorkKind(StrEnum):
+    """A kind of work that a job gives to devices. Owners' pages see the enum values."""
+
+    TILES = "tiles"  # products of matrices, for all devices
+    LAYERS = "layers"  # whole layers, for the devices of `--stages-on` that can run graphs
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """What owners of devices are told about the training.
@@ -127,11 +137,20 @@ class Training:
         devices: number of connected devices; None if other servers have devices, too.
         bytes_per_device_s: data that one of them moves per second of training, in both directions;
             0 if the server trains alone; None if unknown.
+        usual_bytes_per_device_s: the last such amount that was not 0; None if unknown.
+        work: kinds of work that the running job gives to devices; None if unknown.
+        settled: whether the job's settings exclude other kinds of work, so that a device that
+            cannot do this work need not connect.
+        layers_on: which devices may train layers, a value of `cleave serve --stages-on`.
     """
 
     state: str = ""
     devices: int | None = 0
     bytes_per_device_s: float | None = None
+    usual_bytes_per_device_s: float | None = None
+    work: tuple[WorkKind, ...] | None = None
+    settled: bool = False
+    layers_on: str = StagesOn.OWN.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +220,7 @@ class Overview:
         self._joined = 0
         self._left = 0
         self._present: set[int] = set()
+        self._usual_bytes_per_device_s: float | None = None  # as in `Training`
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
         """Count a fleet event and add it to the event log. This method is an `EventListener`."""
@@ -281,12 +301,27 @@ class Overview:
         devices = None
         if self.combine is _alone:
             devices = len(_joined(self.live)) if self.live else 0
+        any_device = self.live is not None and self.live.manager.stages.any_device
+        told = Training(
+            devices=devices,
+            usual_bytes_per_device_s=self._usual_bytes_per_device_s,
+            layers_on=(StagesOn.ANY if any_device else StagesOn.OWN).value,
+        )
         job = self._wanted("")
-        if job is None:
-            return Training(devices=devices)
-        per_s = _bytes_per_s(job.records) if job.is_running else None
+        if job is None or not job.is_running:
+            return replace(told, state=job.state.value if job is not None else "")
+        per_s = _bytes_per_s(job.records)
         each = per_s / devices if per_s is not None and devices else None
-        return Training(job.state.value, devices, each)
+        self._usual_bytes_per_device_s = each or self._usual_bytes_per_device_s
+        work, settled = _work(job)
+        return replace(
+            told,
+            state=job.state.value,
+            bytes_per_device_s=each,
+            usual_bytes_per_device_s=self._usual_bytes_per_device_s,
+            work=work,
+            settled=settled,
+        )
 
     def energy(self) -> EnergySums:
         """Return the energy totals of this server's devices, including ended sessions."""
@@ -330,7 +365,7 @@ class Overview:
             "records": records,
             "next_record": first + len(records),
             "tasks": [progress.done, progress.of] if progress and job.is_running else None,
-            "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
+            "last_step": _last_step(job),
         }
 
     def _job_rows(self) -> list[Answer]:
@@ -542,6 +577,27 @@ def _bytes_per_s(records: Sequence[Mapping[str, Any]]) -> float | None:
         if len(steps) == _FORECAST_STEPS:
             break
     return median(steps) if steps else None
+
+
+def _work(job: TrainingJob) -> tuple[tuple[WorkKind, ...] | None, bool]:
+    """Return the work that a running job gives to devices, None if unknown, and whether for good.
+
+    The job's method decides or, with `auto`, the method of the latest step.
+    """
+    step = _last_step(job) or {}
+    settled = job.method in (Method.STAGES.value, Method.DILOCO.value, Method.LOCAL.value)
+    method = step.get("method") if job.method == Method.AUTO.value else job.method
+    if not method:
+        return None, False
+    # Layers that cannot become graphs stay on the server, which may use tiles for their products.
+    tiles = method == Method.TILES.value or step.get("tiles") or step.get("local_gemms")
+    layers = method in (Method.STAGES.value, Method.DILOCO.value)
+    work = [WorkKind.TILES] * bool(tiles) + [WorkKind.LAYERS] * layers
+    return tuple(work), settled
+
+
+def _last_step(job: TrainingJob) -> Record | None:
+    return next((r for r in reversed(job.records) if r.get("event") == "step"), None)
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

@@ -17,12 +17,15 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
+from cleave.server.access import KeyState
 from cleave.server.api.overview import ServerFacts, Training
 from cleave.server.store.store import StoreError
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
 _PAGES: Final = {"index.html": "/", "join.html": "/join"}
 """URL path of each page, by file name. The URL path of any other file is its path under `web/`."""
+
+_MANIFEST: Final = "join.webmanifest"
 
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -93,13 +96,17 @@ class Pages:
     """The web pages and their assets, served from memory.
 
     `built` maps the path of each built file under `web/` to its content. If a page is missing,
-    `complete` is False, and `/` and `/join` explain how to build the pages.
+    `complete` is False, and `/` and `/join` explain how to build the pages. Unless empty, `title`
+    names the person or project that asks for devices, and the join page on a phone's home screen.
     """
 
-    def __init__(self, built: Mapping[str, bytes]) -> None:
+    def __init__(self, built: Mapping[str, bytes], title: str = "") -> None:
         self.complete = all(page in built for page in _PAGES)
         if not self.complete:
             built = dict.fromkeys(_PAGES, _NOT_BUILT)
+        if title and _MANIFEST in built:
+            manifest = json.loads(built[_MANIFEST]) | {"name": title, "short_name": title}
+            built = {**built, _MANIFEST: json.dumps(manifest).encode()}
         self._files = {
             _PAGES.get(name, f"/{name}"): _entry(name, body, built.get(name + _ZIPPED))
             for name, body in built.items()
@@ -107,10 +114,10 @@ class Pages:
         }
 
     @classmethod
-    def of_package(cls) -> Pages:
-        """Return the pages that were built into the installed package."""
+    def of_package(cls, title: str = "") -> Pages:
+        """Return the pages that were built into the installed package, for a project's title."""
         folder = files("cleave.server").joinpath("web")
-        return cls(dict(_read(folder, "")) if folder.is_dir() else {})
+        return cls(dict(_read(folder, "")) if folder.is_dir() else {}, title)
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
         """Return the file at a request's path as a response; None if the path is unknown."""
@@ -180,7 +187,7 @@ def _read(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
 
 PROJECT_PATH: Final = "/project.json"
 
-PROJECT_FRESH_S: Final = 5.0
+PROJECT_FRESH_S: Final = 1.0
 """Time for which the counted work is reused, because anybody may ask, and counting takes time."""
 
 
@@ -188,8 +195,8 @@ class Project:
     """Handles requests for `/project.json`, which anybody may read.
 
     A browser may send its join code or credential: `Authorization: Bearer KEY`. Then the response
-    also contains what the key is worth, as `key`. A key is never part of a URL, because URLs are
-    logged.
+    also contains what the key is worth: `key`, `own` and `reason`. A key is never part of a URL,
+    because URLs are logged.
 
     Args:
         facts: facts about the server. The response contains `title` and `about`.
@@ -205,7 +212,7 @@ class Project:
         facts: ServerFacts,
         flops_by_hour: Callable[[], list[tuple[int, float]]],
         training: Callable[[], Training],
-        key_state: Callable[[str, str], str],
+        key_state: Callable[[str, str], KeyState],
         clock: Callable[[], float],
     ) -> None:
         self._facts = facts
@@ -232,6 +239,7 @@ class Project:
         }
         scheme, _, key = request.authorization.partition(" ")
         if scheme == "Bearer" and key:
-            project["key"] = self._key_state(key, request.address)
+            worth = self._key_state(key, request.address)
+            project |= {"key": worth.state, "own": worth.own, "reason": worth.reason}
         headers = (("Content-Type", "application/json"), ("Cache-Control", "no-store"))
         return HttpAnswer(200, (*headers, NO_SNIFFING), json.dumps(project).encode())

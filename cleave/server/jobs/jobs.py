@@ -60,6 +60,7 @@ class TrainingJob:
     state: JobState = JobState.QUEUED
     waits: str = ""  # what the job waits for, as a sentence; empty if it does not wait
     run_folder: str = ""  # empty until known
+    method: str = ""  # the setting `method` of the running job; empty until known
     pauses: bool = False  # whether an operator asked the job to pause
     left_by_server: bool = False  # whether the server ends before the job
     finished: bool = False  # whether the job has completed its last step
@@ -380,6 +381,7 @@ class Jobs:
         match record.get("event"):
             case "start":
                 job.run_folder = str(record.get("run_folder", ""))
+                job.method = str(record.get("method", ""))
             case "done":
                 job.finished = not record.get("stopped")
             case "fleet":

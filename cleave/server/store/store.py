@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from cleave.errors import CleaveError
 from cleave.files import open_to_change
 from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
-from cleave.scheduler.sessions.admission import Behavior
+from cleave.scheduler.sessions.admission import Behavior, Measurement
 
 Migration: TypeAlias = tuple[str, ...]
 """The SQL statements of one migration, which run in one transaction."""
@@ -93,6 +93,19 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         ) STRICT""",
         # Work of all stored devices in an hour. `hour` is Unix time divided by 3600.
         "CREATE TABLE hours (hour INTEGER PRIMARY KEY, flops REAL NOT NULL) STRICT",
+    ),
+    (
+        # The latest measurement of each device's link and speed; see `Measurement`.
+        """CREATE TABLE measurements (
+            device INTEGER PRIMARY KEY REFERENCES devices (id) ON DELETE CASCADE,
+            at_s REAL NOT NULL,
+            address TEXT NOT NULL,
+            downlink_bytes_per_s REAL NOT NULL,
+            uplink_bytes_per_s REAL NOT NULL,
+            latency_s REAL NOT NULL,
+            flops_per_s REAL NOT NULL,
+            claimed_flops_per_s REAL NOT NULL
+        ) STRICT""",
     ),
 )
 """The first migration creates a database of version `FIRST_VERSION`. Each later migration converts
@@ -390,6 +403,21 @@ class Store:
             "UPDATE devices SET setbacks = ?, failure = ?, slowness = ?, late_s = ? WHERE id = ?",
             (behavior.setbacks, behavior.failure, behavior.slowness, behavior.late_s, device),
         )
+
+    def record_measurement(self, device: int, measured: Measurement, now_s: float) -> None:
+        """Record a device's measured link and speed, which replace its previous measurement."""
+        self._write(
+            "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (device, now_s, *astuple(measured)),
+        )
+
+    def measurement(self, device: int, since_s: float) -> Measurement | None:
+        """Return a device's link and speed as measured since `since_s`; None if not measured."""
+        columns = ", ".join(Measurement.__slots__)
+        found = self._rows(
+            f"SELECT {columns} FROM measurements WHERE device = ? AND at_s >= ?", device, since_s
+        )
+        return Measurement(*found[0]) if found else None
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
         """Record a device's wrong result, and the penalty points for the result."""

@@ -17,12 +17,16 @@ from cleave.scheduler.stages.outcomes import DeviceUse
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """Record of the start of a run of `steps` steps, or of its resumption after step `step`."""
+    """Record of the start of a run of `steps` steps, or of its resumption after step `step`.
+
+    `method` is the job's `--method`, which `auto` leaves open.
+    """
 
     EVENT: ClassVar[str] = "start"
     step: int
     steps: int
     run_folder: str
+    method: str
 
 
 @dataclass(frozen=True, slots=True)

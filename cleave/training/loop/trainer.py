@@ -267,7 +267,7 @@ class Trainer:
         job, note = self.job, self.context.note
         where = str(self.folder.path)
         if not self.ranks.rank:
-            self.context.report(StartRecord(self._recorded, job.steps, where))
+            self.context.report(StartRecord(self._recorded, job.steps, where, job.method))
             self.trackers = Trackers.open(job, self.folder, self.step, note)
             try:
                 self.compared = ComparedRun.of(job, note)

@@ -68,8 +68,9 @@ export function mayNotWork(
     return "It is not charging. Helping continues while it charges.";
   }
   if (conditions.lowBattery && battery && !battery.charging && battery.level < LOW_BATTERY) {
-    const [level, low] = [battery.level, LOW_BATTERY].map((part) => `${Math.round(100 * part)} %`);
-    return `The battery is low (${level}). Helping continues above ${low}, or while it charges.`;
+    // A level just below the limit is not shown as the limit.
+    const [level, low] = [battery.level, LOW_BATTERY].map((part) => Math.floor(100 * part + 1e-6));
+    return `The battery is low (${level}\u00a0%). Helping continues at ${low}\u00a0%, or while it charges.`;
   }
   if (conditions.hot && around.hot) {
     return "It is hot. Helping continues when it has cooled down.";

@@ -67,6 +67,11 @@ export function readGigabytes(typed: string): number | null {
   return value !== null && value >= LEAST_GIGABYTES && value <= MOST_GIGABYTES ? value : null;
 }
 
+/** Whether a person may go on typing, e.g. after `0.`. */
+export function isUnfinished(typed: string): boolean {
+  return /^0?[.,]?0*$/.test(typed.trim());
+}
+
 /** Why what a person typed is no limit, for people. */
 export function refusedGigabytes(typed: string, cap: DataCap): string {
   const value = numberOf(typed);
@@ -133,7 +138,8 @@ export function lasting(
   const minutes = Math.max(0, bytes - used) / bytes_per_s / 60;
   if (60_000 * minutes > nextSpan(span, now).getTime() - now.getTime()) return null;
   if (minutes < 1.5) return "about a minute";
-  if (minutes < 90) return `about ${Math.round(minutes)} minutes`;
+  if (minutes < 10) return `about ${Math.round(minutes)} minutes`;
+  if (minutes < 90) return `about ${5 * Math.round(minutes / 5)} minutes`;
   return `about ${Math.round(minutes / 60)} hours`;
 }
 

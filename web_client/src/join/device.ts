@@ -3,7 +3,7 @@
 import type { Command, Report, Status } from "../device/commands";
 import type { KernelName } from "../kernels/kernel";
 import { thisKind } from "../ui/kind";
-import { memoryBytes, threadsOf } from "./names";
+import { deviceMemoryBytes, threadsOf } from "./names";
 import type { Keys } from "./saved";
 
 /** What the page learns of its device. */
@@ -12,11 +12,6 @@ export interface Listener {
   credential(server: string, credential: string): void;
   /** The worker itself failed, which is a fault of ours or of the browser. */
   failed(reason: string): void;
-}
-
-/** What only some browsers tell. */
-interface Extras {
-  readonly deviceMemory?: number;
 }
 
 /** A device that runs in a worker until it is ended. */
@@ -44,7 +39,6 @@ export class DeviceLink {
       else listener.credential(data.server, data.credential);
     };
     this.#worker.onerror = (event) => listener.failed(event.message || "its worker did not start");
-    const { deviceMemory } = navigator as Extras;
     this.#tell({
       kind: "start",
       address,
@@ -52,7 +46,7 @@ export class DeviceLink {
       name,
       device_kind: thisKind(),
       kernel,
-      memory_bytes: memoryBytes(deviceMemory, globalThis.crossOriginIsolated === true),
+      memory_bytes: deviceMemoryBytes(),
       threads: threadsOf(navigator.hardwareConcurrency || 2),
       paused,
     });

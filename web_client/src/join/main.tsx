@@ -21,14 +21,31 @@ import {
   typedFragment,
   usedFragment,
 } from "./invitation";
-import { deviceName, type Thing } from "./names";
-import { askProject, isDead, runsAlone, shareOfToday, UNKNOWN } from "./project";
-import { bytesPerSecond, flopsPerSecond, helps, isTested, type Sample, withSample } from "./rates";
+import { runsGraphs } from "../graphs/browser";
+import { chosenName, deviceMemoryBytes, deviceName, type Thing } from "./names";
+import {
+  askProject,
+  isDead,
+  otherHelpers,
+  Outlook,
+  outlook,
+  shareOfToday,
+  UNKNOWN,
+} from "./project";
+import {
+  averageBytesPerSecond,
+  bytesPerSecond,
+  flopsPerSecond,
+  helps,
+  isTested,
+  type Sample,
+  withSample,
+} from "./rates";
 import { type Contribution, Saved } from "./saved";
 import { ScreenLock, Sensors } from "./sensors";
 import { Turn } from "./tabs";
 import { Choices, Fault, NoCode, Ready, Running } from "./views";
-import { deadKey } from "./words";
+import { deadKey, NO_WORK, type Said } from "./words";
 
 /** How often what it did is kept, and the server told of the battery. */
 const KEEP_S = 5;
@@ -58,6 +75,8 @@ function Page({ saved, kernel }: PageProps) {
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   const [before, setBefore] = useState<Contribution>({ blocks: 0, flops: 0, seconds: 0 });
   const [project, setProject] = useState(UNKNOWN);
+  const [share, setShare] = useState("");
+  const [forgotten, setForgotten] = useState(false);
   const [asked, setAsked] = useState<string | null>(null); // about which keys the server was asked
   const [retry, setRetry] = useState<Retry | null>(null);
   const [online, setOnline] = useState(navigator.onLine);
@@ -73,9 +92,13 @@ function Page({ saved, kernel }: PageProps) {
   );
   const turn = useMemo(() => new Turn("locks" in navigator ? navigator.locks : null), []);
   const link = useRef<DeviceLink | null>(null);
+  const canRunGraphs = useMemo(() => runsGraphs(deviceMemoryBytes()), []);
   const around = sensors.now;
   const used = meter.of(conditions.cap?.span ?? Span.DAY).bytes;
-  const paused = mayNotWork(conditions, around, used, new Date());
+  const prospect = outlook(project, canRunGraphs);
+  const paused =
+    mayNotWork(conditions, around, used, new Date()) ??
+    (prospect === Outlook.NEVER ? NO_WORK : null);
   const running = status !== null && status.notice.state !== State.ENDED;
 
   useEffect(() => {
@@ -100,8 +123,8 @@ function Page({ saved, kernel }: PageProps) {
   }, []);
   useEffect(() => link.current?.allow(paused), [paused]);
   useEffect(() => {
-    screen.wanted = running && paused === null;
-  }, [running, paused, screen]);
+    screen.wanted = running && paused === null && prospect === Outlook.WORK;
+  }, [running, paused, prospect, screen]);
   useEffect(() => (running ? sensors.watchHeat() : undefined), [running, sensors]);
   useEffect(() => {
     if (!running) return undefined;
@@ -114,48 +137,59 @@ function Page({ saved, kernel }: PageProps) {
   }, [running, sensors]);
 
   const server = invitation.server || saved.device(invitation)?.server || "";
+  const title = project === UNKNOWN ? saved.title(server) : project.title;
   const contribution = {
     blocks: before.blocks + (status?.counts.blocks ?? 0),
     flops: before.flops + (status?.counts.flops ?? 0),
     seconds: before.seconds + meter.visit_s,
   };
   const today = meter.of(Span.DAY);
-  const bytes_per_s = bytesPerSecond(samples);
+  const average_bytes_per_s = averageBytesPerSecond(samples);
   const working = status?.notice.state === State.WORKING;
   const helping = working && helps(samples);
   const code = status?.notice.code ?? null;
   const ended = status?.notice.state === State.ENDED;
+  const idle = status?.notice.state === State.PAUSED && paused === NO_WORK;
   const keys = Object.values(saved.keys(invitation) ?? {}).filter((key) => key !== "");
   useEffect(() => {
     let over = false;
     const ask = async () => {
+      const { flops } = meter.of(Span.DAY);
       const told = await askProject(keys);
       if (over) return; // a later question has a newer answer
-      if (told !== null) setProject(told);
+      if (told !== null) {
+        setProject(told);
+        setShare(shareOfToday(flops, told, new Date())); // both numbers are of the same moment
+        if (server) saved.keepTitle(server, told.title);
+      }
       setAsked(keys.join());
       // A dead key stays dead, and the server counts each question about it as a failed attempt.
       if (told !== null && isDead(told.key)) clearInterval(timer);
     };
     // While it is not connected there may be no server to ask.
-    if (status === null || working || ended) void ask();
-    const asks = working || status === null; // before the start, the link may expire
+    if (status === null || working || ended || idle) void ask();
+    const asks = working || idle || status === null; // before the start, the link may expire
     const every_s = helping ? ASK_S : ASK_IDLE_S;
     const timer = asks ? setInterval(() => void ask(), 1000 * every_s) : undefined;
     return () => {
       over = true;
       clearInterval(timer);
     };
-  }, [working, helping, ended, status === null, keys.join()]);
+  }, [working, helping, ended, idle, status === null, keys.join()]);
   useEffect(() => {
-    document.title = `Lend this ${thing}${project.title ? ` to ${project.title}` : ""}`;
-  }, [project.title]);
+    document.title = `Lend this ${thing}${title ? ` to ${title}` : ""}`;
+  }, [title]);
   useEffect(() => {
     if (code !== ErrorCode.DUPLICATE) return undefined;
     turn.end();
     return turn.await(`cleave ${server}`, () => setAlone(true));
   }, [code, server, turn]);
-  const latest = useRef({ server, contribution, bytes_per_s });
-  latest.current = { server, contribution, bytes_per_s: helping ? bytes_per_s : null };
+  const latest = useRef({ server, contribution, bytes_per_s: average_bytes_per_s });
+  latest.current = {
+    server,
+    contribution,
+    bytes_per_s: helping ? average_bytes_per_s : null,
+  };
   useEffect(() => {
     if (!running) return undefined;
     const keep = () => {
@@ -187,12 +221,14 @@ function Page({ saved, kernel }: PageProps) {
     setBefore(saved.contribution(server));
     turn.take(`cleave ${server}`);
     let recent: readonly Sample[] = [];
-    link.current = new DeviceLink(socketAddress(location), keys, name, kernel, paused, {
+    const called = chosenName(name, navigator.userAgent);
+    link.current = new DeviceLink(socketAddress(location), keys, called, kernel, paused, {
       status: (latest) => {
         setRetry(null);
         setStatus(latest);
         const { counts, busy, notice } = latest;
-        recent = withSample(recent, { at_s: performance.now() / 1000, counts, busy });
+        const earlier = notice.state === State.WORKING ? recent : []; // averages are of its work
+        recent = withSample(earlier, { at_s: performance.now() / 1000, counts, busy });
         setSamples(recent);
         meter.count(counts, notice.state === State.WORKING && helps(recent));
         if (notice.state === State.ENDED) {
@@ -237,9 +273,11 @@ function Page({ saved, kernel }: PageProps) {
     return () => clearInterval(timer);
   }, [retry]);
 
+  const knows = asked !== null;
   useEffect(() => {
-    if (saved.helping === location.hash) start(); // the page was reloaded while it worked
-  }, []);
+    // The page was reloaded while it worked. It knows now whether there is work for it.
+    if (knows && saved.helping === location.hash) start();
+  }, [knows]);
 
   const enter = (typed: string) => {
     const link = typed.trim();
@@ -264,14 +302,25 @@ function Page({ saved, kernel }: PageProps) {
     setFault("");
     start();
   };
-  if (fault) return <Fault text={fault} again={tryAgain} />;
   const seen = status ?? (retry && unreachable(retry));
+  const view = [fault !== "", seen !== null, ended, keys.length === 0, asked !== null].join();
+  const shown = useRef(view);
+  useEffect(() => {
+    if (shown.current === view) return;
+    const first = shown.current.endsWith("false"); // nothing was shown before
+    shown.current = view;
+    const heading = document.querySelector("h1");
+    if (first || heading === null || document.activeElement !== document.body) return;
+    heading.tabIndex = -1;
+    heading.focus(); // the button that had the focus is gone, and with it the keyboard's place
+  }, [view]);
+  if (fault) return <Fault text={fault} again={tryAgain} />;
   if (seen) {
     return (
       <Running
         status={seen}
         now={{
-          title: project.title,
+          title,
           host: location.host,
           thing,
           online,
@@ -279,14 +328,17 @@ function Page({ saved, kernel }: PageProps) {
           tested: isTested(samples),
           helped: today.seconds > 0,
           training: project.training.state,
-          runsAlone: runsAlone(project),
+          outlook: prospect,
+          others: otherHelpers(project),
           key: project.key,
+          reason: project.reason,
           alone,
         }}
-        share={shareOfToday(today.flops, project, new Date(), helping)}
+        share={share}
         today={today}
         flops_per_s={flopsPerSecond(samples)}
-        bytes_per_s={bytes_per_s}
+        bytes_per_s={bytesPerSecond(samples)}
+        average_bytes_per_s={average_bytes_per_s}
         cap={conditions.cap ? { cap: conditions.cap, used } : null}
         contribution={contribution}
         hot={around.hot === true}
@@ -296,6 +348,7 @@ function Page({ saved, kernel }: PageProps) {
           setRetry(null);
         }}
         again={start}
+        settings={() => setStatus(null)}
         retry={() => {
           if (link.current) link.current.network(true);
           else start();
@@ -306,10 +359,12 @@ function Page({ saved, kernel }: PageProps) {
       </Running>
     );
   }
-  if (keys.length === 0) return <NoCode enter={enter} />;
+  if (keys.length === 0) {
+    return <NoCode enter={enter} dead={forgotten ? forgottenText(thing, title) : null} />;
+  }
   if (asked !== keys.join()) return null; // an answer comes at once, and decides what is shown
   if (isDead(project.key)) {
-    return <NoCode enter={enter} dead={deadKey(project.key, project.title, thing)} />;
+    return <NoCode enter={enter} dead={deadKey(project.key, title, thing, project.reason)} />;
   }
   return (
     <Ready
@@ -332,14 +387,26 @@ function Page({ saved, kernel }: PageProps) {
       bytes_per_s={saved.lastBytesPerSecond(server)}
       used={used}
       start={start}
+      outlook={prospect}
       forget={() => {
         saved.forget(server);
-        location.replace(location.pathname);
+        history.replaceState(null, "", location.pathname);
+        setConditions(chosen(saved, thing));
+        setForgotten(true);
+        setInvitation(readInvitation(""));
       }}
     >
       {choices}
     </Ready>
   );
+}
+
+/** What is shown after the owner has let the page forget the device. */
+function forgottenText(thing: Thing, title: string): Said {
+  return {
+    headline: `This ${thing} is forgotten`,
+    detail: `To help again, it needs a new link from ${title || "the sender"}.`,
+  };
 }
 
 /** What is shown of a device that could not be loaded. */

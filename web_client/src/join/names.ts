@@ -19,6 +19,16 @@ export function deviceName(userAgent: string): string {
 /** How the page calls what it runs on. */
 export type Thing = "phone" | "tablet" | "computer";
 
+/** The most that the server's tests of a connection move, in megabytes. */
+export function testMegabytes(thing: Thing): number {
+  return thing === "computer" ? 45 : 15;
+}
+
+/** A name as a person typed it, or else the browser's own word. */
+export function chosenName(typed: string, userAgent: string): string {
+  return typed.trim() || deviceName(userAgent);
+}
+
 const MIB = 2 ** 20;
 
 /**
@@ -31,6 +41,17 @@ export function memoryBytes(device_gib: number | undefined, isolated: boolean): 
   const share = device_gib === undefined ? 128 * MIB : (device_gib * 1024 * MIB) / 16;
   const bytes = Math.max(64 * MIB, Math.min(512 * MIB, share));
   return isolated ? bytes : bytes / 2;
+}
+
+/** What only some browsers tell. */
+interface Extras {
+  readonly deviceMemory?: number;
+}
+
+/** What the PS may fill of this browser's memory, in bytes. */
+export function deviceMemoryBytes(): number {
+  const { deviceMemory } = navigator as Extras;
+  return memoryBytes(deviceMemory, globalThis.crossOriginIsolated === true);
 }
 
 /** More threads than this gain little, and make a phone hot. */

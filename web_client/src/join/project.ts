@@ -13,6 +13,35 @@ export enum Key {
   UNTOLD = "",
 }
 
+/** The kinds of work that a training gives, in the server's words. */
+export enum Work {
+  /** Products of matrices, for all devices. */
+  TILES = "tiles",
+  /** Whole layers, for devices that may and can. */
+  LAYERS = "layers",
+}
+
+/** What a device may expect of the training that runs, or would run. */
+export enum Outlook {
+  /** Work, or nothing that speaks against it. */
+  WORK = "work",
+  /** The server trains alone at the moment, and may find a use for devices at any time. */
+  ALONE = "alone",
+  /** Other devices work, and may not need this one. */
+  NONE = "none",
+  /** The training has no work for this device, whether it is connected or not. */
+  NEVER = "never",
+}
+
+/** Who gets the work of a training that has none for this device. */
+export enum Others {
+  NOBODY = "nobody",
+  /** Devices of the server's owner. */
+  OWN = "own",
+  /** Devices that can compute what this browser cannot. */
+  ABLE = "able",
+}
+
 /** The training that devices help with. */
 export interface Training {
   /** Of the job that runs, or ran last; "" where there is none. */
@@ -21,6 +50,14 @@ export interface Training {
   readonly devices: number | null;
   /** What one of them moves of data a second: 0 without work for them; null where unknown. */
   readonly bytes_per_device_s: number | null;
+  /** What one moved of data when devices had work last; null where unknown. */
+  readonly usual_bytes_per_device_s: number | null;
+  /** The kinds of work that it gives; null where unknown. */
+  readonly work: readonly Work[] | null;
+  /** Whether its settings exclude other kinds of work. */
+  readonly settled: boolean;
+  /** Whether all devices may train layers, and not only those of the server's owner. */
+  readonly layers_on_any: boolean;
 }
 
 /** The answer of `/project.json`. */
@@ -31,19 +68,26 @@ export interface Project {
   readonly about: string;
   readonly training: Training;
   readonly key: Key;
+  /** Whether the device is one of those of the server's owner. */
+  readonly own: boolean;
+  /** Why the key was withdrawn; "" where nobody says. */
+  readonly reason: string;
   /** Hours since 1970, and the FLOPs of all devices in that hour. */
   readonly hours: readonly (readonly [number, number])[];
 }
 
 const HOUR_MS = 3_600_000;
 
+const WORKS = Object.values(Work);
+
 /** How long an answer may take before the page is shown without it. */
 const PATIENCE_MS = 4000;
 
 /** Read an answer. A part that is not as expected counts as missing. */
 export function readProject(answer: unknown): Project {
-  const { title, about, training, key, flops_by_hour } = fields(answer);
-  const { state, devices, bytes_per_device_s } = fields(training);
+  const { title, about, training, key, own, reason, flops_by_hour } = fields(answer);
+  const { state, devices, bytes_per_device_s, usual_bytes_per_device_s } = fields(training);
+  const { work, settled, layers_on } = fields(training);
   const hours = Array.isArray(flops_by_hour) ? flops_by_hour.filter(isHour) : [];
   return {
     title: text(title),
@@ -52,8 +96,14 @@ export function readProject(answer: unknown): Project {
       state: text(state),
       devices: finite(devices),
       bytes_per_device_s: finite(bytes_per_device_s),
+      usual_bytes_per_device_s: finite(usual_bytes_per_device_s),
+      work: Array.isArray(work) ? WORKS.filter((each) => work.includes(each)) : null,
+      settled: settled === true,
+      layers_on_any: layers_on === "any",
     },
     key: Object.values(Key).find((each) => each === key) ?? Key.UNTOLD,
+    own: own === true,
+    reason: text(reason),
     hours,
   };
 }
@@ -61,14 +111,35 @@ export function readProject(answer: unknown): Project {
 /** Before the server has answered. */
 export const UNKNOWN: Project = readProject(null);
 
-/** Whether a training runs and gives its devices no work: its server computes alone. */
-export function runsAlone({ training }: Project): boolean {
-  return training.state === "running" && training.bytes_per_device_s === 0;
+/** Whether this device may train whole layers. */
+export function mayTrainLayers({ own, training }: Project): boolean {
+  return own || training.layers_on_any;
+}
+
+/**
+ * What this device may expect.
+ *
+ * @param runsGraphs whether this browser can compute whole layers
+ */
+export function outlook(project: Project, runsGraphs: boolean): Outlook {
+  const { state, work, settled, bytes_per_device_s } = project.training;
+  if (state !== "running") return Outlook.WORK;
+  const alone = bytes_per_device_s === 0 ? Outlook.ALONE : Outlook.WORK;
+  if (work === null || work.includes(Work.TILES)) return alone;
+  if (work.includes(Work.LAYERS) && runsGraphs && mayTrainLayers(project)) return alone;
+  if (settled) return Outlook.NEVER;
+  return work.length === 0 ? Outlook.ALONE : Outlook.NONE;
 }
 
 /** Whether a key admits nobody. */
 export function isDead(key: Key): boolean {
   return key !== Key.OPEN && key !== Key.KNOWN && key !== Key.UNTOLD;
+}
+
+/** Who gets the work instead of this device. */
+export function otherHelpers(project: Project): Others {
+  if (project.training.work?.length === 0) return Others.NOBODY;
+  return mayTrainLayers(project) ? Others.ABLE : Others.OWN;
 }
 
 /**
@@ -103,25 +174,17 @@ async function ask(key: string): Promise<Project | null> {
 /**
  * This device's share of what all devices computed since midnight, for people; "" if unknown.
  *
- * @param flops of this device, since midnight
- * @param helps whether it has work now
+ * @param flops of this device, since midnight, when the server was asked
  */
-export function shareOfToday(
-  flops: number,
-  { hours, training }: Project,
-  now: Date,
-  helps: boolean,
-): string {
+export function shareOfToday(flops: number, { hours }: Project, now: Date): string {
   const midnight = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime();
   const today = hours.filter(([hour]) => hour * HOUR_MS >= midnight);
   const all = today.reduce((sum, [, each]) => sum + each, 0);
   if (all <= 0 || flops <= 0) return "";
-  const percent = Math.round(Math.min(100, (100 * flops) / all)); // the server's counts may be older
-  if (percent < 1) return "You did less than 1 % of today's training.";
-  if (percent < 100) return `You did ${percent} % of today's training.`;
-  return helps && training.devices === 1
-    ? "You are the only helper right now."
-    : "You did all of today's training.";
+  const percent = Math.round((100 * flops) / all);
+  if (percent < 1) return "You did less than 1\u00a0% of today's training.";
+  if (percent < 100) return `You did ${percent}\u00a0% of today's training.`;
+  return "You did nearly all of today's training."; // both counts may be a second old
 }
 
 function fields(value: unknown): { readonly [name: string]: unknown } {

@@ -14,6 +14,10 @@ export interface Sample {
 export const SPEED_S = 5;
 export const DATA_S = 10;
 
+/** Over how long, at most and at least, the use of data is averaged for forecasts. */
+export const AVERAGE_S = 180;
+const LEAST_AVERAGE_S = 60;
+
 /** Less than a device sends and receives that has work. */
 const IDLE_BYTES_PER_S = 10_000;
 
@@ -22,7 +26,7 @@ const LEAST_S = 5;
 
 /** The samples with a new one, without those that are too old to matter. */
 export function withSample(samples: readonly Sample[], latest: Sample): Sample[] {
-  return [...within(samples, latest.at_s - DATA_S), latest];
+  return [...within(samples, latest.at_s - AVERAGE_S), latest];
 }
 
 /** FLOP/s over the last seconds; 0 where there are too few samples. */
@@ -35,9 +39,18 @@ export function flopsPerSecond(samples: readonly Sample[]): number {
  * there is no work. The server's tests of the device do not count.
  */
 export function bytesPerSecond(samples: readonly Sample[]): number | null {
+  return dataRate(within(samples, now_s(samples) - DATA_S), LEAST_S);
+}
+
+/** The same over the last minutes, for forecasts: a step's parts differ much in their data. */
+export function averageBytesPerSecond(samples: readonly Sample[]): number | null {
+  return dataRate(samples, LEAST_AVERAGE_S);
+}
+
+function dataRate(samples: readonly Sample[], least_s: number): number | null {
   const { tests } = samples.at(-1)?.counts ?? { tests: 0 };
   const work = samples.filter(({ counts }) => counts.tests === tests);
-  if (now_s(work) - (work[0]?.at_s ?? 0) < LEAST_S) return null;
+  if (now_s(work) - (work[0]?.at_s ?? 0) < least_s) return null;
   const bytes_per_s = rate(work, bytes);
   return bytes_per_s < IDLE_BYTES_PER_S ? null : bytes_per_s;
 }

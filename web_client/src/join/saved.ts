@@ -73,11 +73,12 @@ export class Saved {
     return this.#write(`cleave.credential.${server}`, credential) && this.#write(LATEST, server);
   }
 
-  /** Forget everything of a server, and the owner's choices. */
+  /** Forget everything of a server, and the owner's choices. The data of today stay counted. */
   forget(server: string): void {
     this.helping = null;
-    const kinds = ["credential", "contribution", "rate"].map((kind) => `cleave.${kind}.${server}`);
-    for (const key of [...kinds, LATEST, "cleave.choices", "cleave.data"]) {
+    const kinds = ["credential", "contribution", "rate", "title"];
+    const keys = kinds.map((kind) => `cleave.${kind}.${server}`);
+    for (const key of [...keys, LATEST, "cleave.choices"]) {
       this.#storage?.removeItem(key);
     }
   }
@@ -103,6 +104,16 @@ export class Saved {
 
   keepBytesPerSecond(server: string, bytes_per_s: number): void {
     this.#write(`cleave.rate.${server}`, bytes_per_s);
+  }
+
+  /** Who asked for devices when a server answered last; "" where that is not known. */
+  title(server: string): string {
+    const title = this.#read(`cleave.title.${server}`);
+    return typeof title === "string" ? title : "";
+  }
+
+  keepTitle(server: string, title: string): void {
+    this.#write(`cleave.title.${server}`, title);
   }
 
   /** Bytes that were used, by span. */

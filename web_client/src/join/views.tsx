@@ -1,7 +1,7 @@
 /** The join page's parts, as plain functions of what they show. */
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Status } from "../device/commands";
 import { State } from "../device/guest";
 import { count, quantity } from "../ui/figures";
@@ -11,6 +11,7 @@ import {
   type Counted,
   type DataCap,
   EACH,
+  isUnfinished,
   lasting,
   readGigabytes,
   refusedGigabytes,
@@ -18,13 +19,21 @@ import {
   STANDARD_CAP,
   WHEN,
 } from "./data_use";
-import type { Thing } from "./names";
-import { type Project, runsAlone, UNKNOWN } from "./project";
+import { testMegabytes, type Thing } from "./names";
+import { mayTrainLayers, otherHelpers, Outlook, type Project, UNKNOWN } from "./project";
 import type { Contribution } from "./saved";
-import { kernelText, KERNELS, needsCode, type Said, said, type Situation } from "./words";
+import {
+  kernelText,
+  KERNELS,
+  needsCode,
+  type Said,
+  said,
+  type Situation,
+  whoseWork,
+} from "./words";
 
 const CHOICES: { readonly [K in keyof Switches]: string } = {
-  lowBattery: "the battery is below 20 %",
+  lowBattery: "the battery is below 20\u00a0%",
   unplugged: "it is not charging",
   hot: "it is hot",
   hidden: "this page is not in front",
@@ -98,6 +107,8 @@ export function Fault({ text, again }: { text: string; again: (() => void) | nul
 export interface ReadyProps {
   readonly host: string;
   readonly project: Project;
+  /** What this device may expect of the training that runs. */
+  readonly outlook: Outlook;
   readonly thing: Thing;
   readonly name: string;
   readonly onName: (name: string) => void;
@@ -125,6 +136,7 @@ export function Ready(props: ReadyProps) {
   const { host, project, thing, name, onName, known, contribution, secure, around } = props;
   const { conditions, app, start, children } = props;
   const who = project.title || "the sender";
+  const waits = whatItWaitsFor(project, props.outlook);
   return (
     <form
       class="stack"
@@ -154,8 +166,11 @@ export function Ready(props: ReadyProps) {
         )}
         {project.about === "" ? null : <blockquote>{project.about}</blockquote>}
         <p>
-          This {thing} gets tables of numbers, multiplies them and sends the results back, until you
-          stop it or close the page.
+          {mayTrainLayers(project)
+            ? `This ${thing} gets parts of the model and of the texts that it learns from, ` +
+              "as numbers. It computes with them"
+            : `This ${thing} gets tables of numbers, multiplies them`}{" "}
+          and sends the results back, until you stop it or close the page.
         </p>
         <ul class="plain">
           <li>It reads no files, photos or messages: no page can. It installs nothing.</li>
@@ -163,7 +178,10 @@ export function Ready(props: ReadyProps) {
             It uses power and gets warm{thing === "computer" ? "." : ": better with a charger."}
           </li>
           <li data-figure="use">{dataUse(props)}</li>
-          {known ? null : <li>First it tests the connection, with up to about 25 MB.</li>}
+          <li>
+            When it connects, it may test the connection: at first, and about once a day. A test
+            uses up to {testMegabytes(thing)}&nbsp;MB.
+          </li>
           {thing === "computer" ? null : (
             <li>
               {props.keepsScreen
@@ -172,12 +190,7 @@ export function Ready(props: ReadyProps) {
             </li>
           )}
           {conditions.hidden ? null : <li>It also works while this page is not in front.</li>}
-          {project === UNKNOWN || project.training.state === "running" ? null : (
-            <li>There is no training at the moment: it would wait for the next one.</li>
-          )}
-          {runsAlone(project) ? (
-            <li>The training runs without helpers at the moment: it would wait for work.</li>
-          ) : null}
+          {waits === "" ? null : <li data-figure="waits">{waits}</li>}
         </ul>
         <details>
           <summary>What does {who} see?</summary>
@@ -201,12 +214,11 @@ export function Ready(props: ReadyProps) {
           {known ? (
             <>
               <p>
-                This browser keeps a key, your settings and its counts. Forgetting removes them.{" "}
-                {who} still sees the name in the list of earlier devices.
+                This browser keeps a key, your settings and its counts. Forgetting removes them, but
+                the data of this month stay counted. {who} still sees the name in the list of
+                earlier devices.
               </p>
-              <button type="button" class="button" onClick={props.forget}>
-                Forget this {thing}
-              </button>
+              <Forget thing={thing} who={who} forget={props.forget} />
             </>
           ) : null}
         </details>
@@ -239,6 +251,56 @@ export function Ready(props: ReadyProps) {
   );
 }
 
+/** Forgets the device once its owner has confirmed what that means. */
+function Forget({ thing, who, forget }: { thing: Thing; who: string; forget: () => void }) {
+  const [asks, setAsks] = useState(false);
+  const question = useRef<HTMLParagraphElement>(null);
+  useEffect(() => question.current?.focus(), [asks]);
+  if (!asks) {
+    return (
+      <button type="button" class="button" onClick={() => setAsks(true)}>
+        Forget this {thing}…
+      </button>
+    );
+  }
+  return (
+    <div class="stack tight" role="group" aria-label={`Forget this ${thing}`}>
+      <p ref={question} tabIndex={-1}>
+        Then this {thing} can only help again with a new link from {who}.
+      </p>
+      <button type="button" class="button" onClick={() => setAsks(false)}>
+        Keep it
+      </button>
+      <button type="button" class="button" onClick={forget}>
+        Forget it
+      </button>
+    </div>
+  );
+}
+
+/** Why there would be no work after the start, for people; "" where nothing is known of that. */
+function whatItWaitsFor(project: Project, outlook: Outlook): string {
+  if (project === UNKNOWN) return "";
+  switch (project.training.state) {
+    case "running":
+      break;
+    case "queued":
+      return "The training has not started yet: it would wait for that.";
+    case "paused":
+      return "The training is paused: it would wait until that continues.";
+    default:
+      return "There is no training at the moment: it would wait for the next one.";
+  }
+  switch (outlook) {
+    case Outlook.WORK:
+      return "";
+    case Outlook.ALONE:
+      return "The training runs without helpers at the moment: it would wait for work.";
+    default:
+      return `${whoseWork(otherHelpers(project), project.title)} It would wait for other work.`;
+  }
+}
+
 /** What the button says: nothing begins on mobile data by surprise. */
 function startText({ metered }: Conditions, around: Surroundings): string {
   if (!around.metered) return "Start helping";
@@ -249,13 +311,16 @@ function startText({ metered }: Conditions, around: Surroundings): string {
 function dataUse(props: ReadyProps): string {
   const { project, thing, around, bytes_per_s, used } = props;
   const { cap } = props.conditions;
+  const { usual_bytes_per_device_s } = project.training;
   const bytes_per_device_s = project.training.bytes_per_device_s || null; // 0 tells nothing
-  const per_s = bytes_per_device_s ?? bytes_per_s;
-  const said = ["It can use a lot of data: how much shows while it works."];
+  const per_s = bytes_per_device_s ?? bytes_per_s ?? usual_bytes_per_device_s;
+  const said = ["It can use a lot of data. How much depends on the training."];
   if (bytes_per_device_s !== null) {
     said[0] = `It uses data: each device that helps now moves about ${perMinute(bytes_per_device_s)}.`;
   } else if (bytes_per_s !== null) {
     said[0] = `It uses data: about ${perMinute(bytes_per_s)} when it helped last.`;
+  } else if (usual_bytes_per_device_s !== null) {
+    said[0] = `It uses data: devices that helped before moved about ${perMinute(usual_bytes_per_device_s)}.`;
   }
   if (cap === null) said.push("Without a limit, it may use all that your plan has.");
   else {
@@ -316,18 +381,18 @@ function Cap({ cap, onChange }: CapProps) {
   const [latest, setLatest] = useState(cap ?? STANDARD_CAP); // also while it is switched off
   const [typed, setTyped] = useState(String(latest.bytes / GIGABYTE));
   const [refused, setRefused] = useState("");
-  const refuse = (input: HTMLInputElement | null, text: string) => {
-    input?.setCustomValidity(text); // nothing starts with it, and the browser puts the cursor there
-    setRefused(text);
-  };
   const choose = (chosen: DataCap) => {
     setLatest(chosen);
     onChange(chosen);
   };
-  const enter = (input: HTMLInputElement) => {
-    const gigabytes = readGigabytes(input.value);
-    if (gigabytes === null) refuse(input, refusedGigabytes(input.value, latest));
-    else choose({ ...latest, bytes: gigabytes * GIGABYTE });
+  const reset = () => {
+    setTyped(String(latest.bytes / GIGABYTE));
+    setRefused("");
+  };
+  const enter = (value: string) => {
+    const gigabytes = readGigabytes(value);
+    if (gigabytes !== null) choose({ ...latest, bytes: gigabytes * GIGABYTE });
+    setRefused(gigabytes === null ? refusedGigabytes(value, latest) : "");
   };
   return (
     <>
@@ -337,8 +402,7 @@ function Cap({ cap, onChange }: CapProps) {
           aria-label="Limit the data"
           checked={cap !== null}
           onChange={(event) => {
-            setTyped(String(latest.bytes / GIGABYTE));
-            refuse(document.querySelector<HTMLInputElement>("#cap"), "");
+            reset();
             onChange(event.currentTarget.checked ? latest : null);
           }}
         />
@@ -352,19 +416,20 @@ function Cap({ cap, onChange }: CapProps) {
           disabled={cap === null}
           aria-invalid={refused !== ""}
           aria-describedby={refused === "" ? undefined : "refused"}
-          onInput={(event) => {
-            setTyped(event.currentTarget.value);
-            if (readGigabytes(event.currentTarget.value) !== null) refuse(event.currentTarget, "");
+          onInput={({ currentTarget: { value } }) => {
+            setTyped(value);
+            const fine = readGigabytes(value) !== null || isUnfinished(value);
+            setRefused(fine ? "" : refusedGigabytes(value, latest));
           }}
-          onChange={(event) => enter(event.currentTarget)}
-          onBlur={({ currentTarget: input, relatedTarget: next }) => {
-            // The message moves the button away from under the finger.
-            if (!input.validity.valid && next instanceof HTMLButtonElement) input.focus();
+          onBlur={({ currentTarget: { value }, relatedTarget: next }) => {
+            // A message would move the button away from under the finger: the limit stays.
+            if (readGigabytes(value) === null && next instanceof HTMLButtonElement) reset();
+            else enter(value);
           }}
           onKeyDown={(event) => {
             if (event.key !== "Enter") return;
             event.preventDefault(); // it confirms the amount, and does not start the work
-            enter(event.currentTarget);
+            enter(event.currentTarget.value);
           }}
         />
         <label for="span">GB</label>
@@ -398,12 +463,16 @@ export interface RunningProps {
   readonly flops_per_s: number;
   /** Of data now; null where that is not known, or there is no work. */
   readonly bytes_per_s: number | null;
+  /** The same over the last minutes. */
+  readonly average_bytes_per_s: number | null;
   /** The limit of data and what is used of it; null without a limit. */
   readonly cap: { readonly cap: DataCap; readonly used: number } | null;
   readonly contribution: Contribution;
   readonly hot: boolean;
   readonly stop: () => void;
   readonly again: () => void;
+  /** Go back to what is shown before the start. */
+  readonly settings: () => void;
   /** Try the server again at once. */
   readonly retry: () => void;
   readonly enter: CodeProps["enter"];
@@ -412,14 +481,15 @@ export interface RunningProps {
 
 /** While it works, and after. */
 export function Running(props: RunningProps) {
-  const { status, now, share, today, bytes_per_s, cap, hot, stop, again, retry, enter } = props;
+  const { status, now, share, today, bytes_per_s, average_bytes_per_s, cap, hot } = props;
+  const { stop, again, settings, retry, enter } = props;
   const { headline, detail } = said(status, now);
   const { state, code } = status.notice;
   const over = state === State.ENDED;
   const rest =
-    cap === null || bytes_per_s === null
+    cap === null || average_bytes_per_s === null
       ? null
-      : lasting(cap.cap, cap.used, bytes_per_s, new Date());
+      : lasting(cap.cap, cap.used, average_bytes_per_s, new Date());
   return (
     <>
       <section class="card stack" data-state={state} data-kernel={status.kernel?.name ?? ""}>
@@ -463,9 +533,14 @@ export function Running(props: RunningProps) {
           </p>
         ) : null}
         {over && !needsCode(code) ? (
-          <button type="button" class="button primary wide" onClick={again}>
-            {now.helped ? "Help again" : "Help here"}
-          </button>
+          <>
+            <button type="button" class="button primary wide" onClick={again}>
+              {now.helped ? "Help again" : "Help here"}
+            </button>
+            <button type="button" class="button wide" onClick={settings}>
+              Settings
+            </button>
+          </>
         ) : null}
         <Details {...props} />
       </section>

@@ -5,7 +5,10 @@ import { State } from "../device/guest";
 import { KernelName } from "../kernels/kernel";
 import { ErrorCode } from "../protocol/messages";
 import type { Thing } from "./names";
-import { Key } from "./project";
+import { Key, Others, Outlook } from "./project";
+
+/** Why a device does not connect that the training has no work for. */
+export const NO_WORK = "There is no work for it.";
 
 /** A state in words: a line to read out, and what to do, if anything. */
 export interface Said {
@@ -29,10 +32,13 @@ export interface Situation {
   readonly helped: boolean;
   /** State of the job that runs, or ran last; "" where there is none. */
   readonly training: string;
-  /** Whether the job that runs gives devices no work. */
-  readonly runsAlone: boolean;
+  readonly outlook: Outlook;
+  /** Who gets the work, if this device gets none. */
+  readonly others: Others;
   /** What the browser's key is worth. */
   readonly key: Key;
+  /** Why the key was withdrawn; "" where nobody says. */
+  readonly reason: string;
   /** Whether another tab took over and has ended since. */
   readonly alone: boolean;
 }
@@ -55,9 +61,10 @@ export function said({ notice }: Status, now: Situation): Said {
     case State.DRAINING:
       return {
         headline: "Finishing what it was given",
-        detail: notice.reason === "stopping" ? "" : notice.reason,
+        detail: ["stopping", NO_WORK].includes(notice.reason) ? "" : notice.reason,
       };
     case State.PAUSED:
+      if (notice.reason === NO_WORK) return noWork(now);
       return { headline: "Paused", detail: notice.reason };
     case State.WAITING: {
       if (!now.online) return offline(thing);
@@ -72,8 +79,39 @@ export function said({ notice }: Status, now: Situation): Said {
   }
 }
 
-/** What the page says of a key that admits nobody. */
-export function deadKey(key: Key, title: string, thing: Thing): Said {
+/** Why a training has no work for a device, for people. */
+export function whoseWork(others: Others, title: string): string {
+  switch (others) {
+    case Others.NOBODY:
+      return "This training runs without helpers.";
+    case Others.ABLE:
+      return "This training gives a kind of work that this browser cannot do.";
+    case Others.OWN:
+      return `This training gives work only to devices that belong to ${title || "the sender"}.`;
+  }
+}
+
+/** Nothing is to be done here. */
+function noWork({ title, thing, others }: Situation): Said {
+  const own = others === Others.OWN;
+  return {
+    headline: `No work for this ${thing}`,
+    detail: [
+      whoseWork(others, title),
+      "You may close this page. While it is open, helping starts by itself once there is work.",
+      own ? `If this ${thing} is one of them, ask for a link for own devices.` : "",
+    ]
+      .join(" ")
+      .trim(),
+  };
+}
+
+/**
+ * What the page says of a key that admits nobody.
+ *
+ * @param reason why it was withdrawn; "" where nobody says
+ */
+export function deadKey(key: Key, title: string, thing: Thing, reason = ""): Said {
   const who = title || "whoever sent it";
   const another = `Ask ${who} for a new one.`;
   switch (key) {
@@ -87,9 +125,16 @@ export function deadKey(key: Key, title: string, thing: Thing): Said {
     case Key.VOID:
       return { headline: "This link was withdrawn", detail: another };
     case Key.REVOKED:
+    case Key.KNOWN: // until the server has said more of the key that it has just refused
       return {
         headline: `This ${thing} may not help any more`,
-        detail: `${title || "The owner of this page"} has ended that. With a new link, it may.`,
+        detail: [
+          `${title || "The owner of this page"} has ended that.`,
+          reason && `The reason: ${sentence(reason)}`,
+          "With a new link, it may help again.",
+        ]
+          .filter((part) => part !== "")
+          .join(" "),
       };
     case Key.QUARANTINED:
       return {
@@ -122,12 +167,14 @@ export const KERNELS: { readonly [K in KernelName]: string } = {
 };
 
 /** The device could work, and has no work. */
-function ready({ title, thing, training, runsAlone, helped }: Situation): Said {
+function ready(now: Situation): Said {
+  const { title, thing, training, outlook, helped } = now;
   const headline = `This ${thing} is ready`;
-  if (runsAlone) {
+  if (outlook === Outlook.ALONE) {
     const detail = "The training runs without helpers at the moment.";
     return { headline, detail: `${detail} Keep this page open, or come back later.` };
   }
+  if (outlook !== Outlook.WORK) return noWork(now);
   switch (training) {
     case "running":
       return {
@@ -159,7 +206,7 @@ function ended(reason: string, code: string | null, now: Situation): Said {
     case ErrorCode.CREDENTIAL:
     case ErrorCode.QUARANTINED: {
       const key = code === ErrorCode.QUARANTINED ? Key.QUARANTINED : now.key;
-      return deadKey(key, now.title, thing);
+      return deadKey(key, now.title, thing, now.reason);
     }
     case ErrorCode.DUPLICATE:
       if (now.alone) {

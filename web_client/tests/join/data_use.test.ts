@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import {
   amount,
   DataMeter,
+  isUnfinished,
   lasting,
   overCap,
   readCap,
@@ -119,6 +120,21 @@ test("why an amount is refused is said, and that the old limit stays", () => {
   expect(refusedGigabytes("0,0001", cap)).toContain("0,0001 GB is too little to help.");
 });
 
+test("nobody is corrected in the middle of an amount", () => {
+  const typed = ["", "0", "0.", "0,00", ".0", "abc", "0x", "5000", "1.2.3"];
+  expect(typed.map(isUnfinished)).toEqual([
+    true,
+    true,
+    true,
+    true,
+    true,
+    false,
+    false,
+    false,
+    false,
+  ]);
+});
+
 test("how long a limit lasts is said in minutes or hours", () => {
   const now = new Date(2026, 0, 31, 17);
   const cap = { bytes: 3e9, span: Span.DAY };
@@ -131,7 +147,7 @@ test("how long a limit lasts is said in minutes or hours", () => {
 test("a limit that is not reached before its span ends has no time", () => {
   const now = new Date(2026, 0, 31, 23, 30); // half an hour before the next hour, day and month
   for (const span of Object.values(Span)) {
-    expect(lasting({ bytes: 29 * 60, span }, 0, 1, now)).toBe("about 29 minutes");
+    expect(lasting({ bytes: 29 * 60, span }, 0, 1, now)).toBe("about 30 minutes");
     expect(lasting({ bytes: 31 * 60, span }, 0, 1, now)).toBeNull();
   }
   expect(lasting({ bytes: 1, span: Span.DAY }, 0, 0, now)).toBeNull();

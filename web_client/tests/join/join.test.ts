@@ -14,9 +14,21 @@ import {
   typedFragment,
   usedFragment,
 } from "../../src/join/invitation";
-import { deviceName, memoryBytes, threadsOf } from "../../src/join/names";
-import { isDead, Key, readProject, runsAlone, shareOfToday, UNKNOWN } from "../../src/join/project";
+import { chosenName, deviceName, memoryBytes, threadsOf } from "../../src/join/names";
 import {
+  isDead,
+  Key,
+  Others,
+  otherHelpers,
+  Outlook,
+  outlook,
+  type Project,
+  readProject,
+  shareOfToday,
+  UNKNOWN,
+} from "../../src/join/project";
+import {
+  averageBytesPerSecond,
   bytesPerSecond,
   flopsPerSecond,
   helps,
@@ -25,7 +37,7 @@ import {
   withSample,
 } from "../../src/join/rates";
 import { Saved } from "../../src/join/saved";
-import { deadKey, said, type Situation } from "../../src/join/words";
+import { deadKey, NO_WORK, said, type Situation } from "../../src/join/words";
 import { NOTHING, State } from "../../src/device/guest";
 import { ErrorCode } from "../../src/protocol/messages";
 import { deviceKind } from "../../src/ui/kind";
@@ -113,8 +125,11 @@ test("conditions stop the work, and only those that the browser can tell are off
   expect(offered({ ...around, battery: null, metered: true })).toEqual(["hidden", "metered"]);
   expect(offered({ ...around, battery: null, hot: false })).toEqual(["hot", "hidden"]);
   expect(why(STANDARD, around)).toBe(
-    "The battery is low (10 %). Helping continues above 20 %, or while it charges.",
+    "The battery is low (10\u00a0%). Helping continues at 20\u00a0%, or while it charges.",
   );
+  const at = (level: number) => ({ ...around, battery: { level, charging: false }, hidden: false });
+  expect(why(STANDARD, at(0.2))).toBeNull();
+  expect(why(STANDARD, at(0.199))).toContain("(19\u00a0%)");
   const charging = { ...around, battery: { level: 0.1, charging: true } };
   expect(why(STANDARD, charging)).toContain("not in front"); // phones stop pages nobody sees
   expect(why(standard(false), charging)).toBeNull();
@@ -139,15 +154,16 @@ test("a share of today's training counts the hours since midnight", () => {
     key: "golden",
     flops_by_hour: [[hour(-1), 9e9], [hour(0), 60], [hour(7), 40], ["x", 1], [1]],
   });
-  const training = { state: "running", devices: 1, bytes_per_device_s: null };
+  const training = { state: "running", devices: 1, bytes_per_device_s: null, work: null };
   expect(project).toMatchObject({ title: "Ada's lab", about: "", training, key: Key.UNTOLD });
-  expect(shareOfToday(8, project, now, true)).toBe("You did 8 % of today's training.");
-  expect(shareOfToday(0.2, project, now, true)).toContain("less than 1 %");
-  expect(shareOfToday(120, project, now, true)).toBe("You are the only helper right now.");
-  // A device that is paused does not help, though the job still runs.
-  expect(shareOfToday(120, project, now, false)).toBe("You did all of today's training.");
-  expect(shareOfToday(0, project, now, true)).toBe("");
-  expect(shareOfToday(5, UNKNOWN, now, true)).toBe("");
+  expect(shareOfToday(8, project, now)).toBe("You did 8\u00a0% of today's training.");
+  expect(shareOfToday(0.2, project, now)).toContain("less than 1\u00a0%");
+  // Another device may have done the rest, or its work of the last second.
+  for (const flops of [99.6, 100, 120]) {
+    expect(shareOfToday(flops, project, now)).toBe("You did nearly all of today's training.");
+  }
+  expect(shareOfToday(0, project, now)).toBe("");
+  expect(shareOfToday(5, UNKNOWN, now)).toBe("");
 });
 
 test("a reload goes on where the owner had started, in this tab only", () => {
@@ -187,10 +203,23 @@ test("speed and the use of data are those of the last seconds", () => {
   }));
   expect(flopsPerSecond(samples)).toBeCloseTo(1e9);
   expect(bytesPerSecond(samples)).toBeCloseTo(4e6);
-  expect(samples.length).toBeLessThan(16);
+  expect(samples.length).toBeLessThan(200);
   expect(flopsPerSecond([])).toBe(0);
   expect(bytesPerSecond(samples.slice(-5))).toBeNull(); // too early to say
   expect(bytesPerSecond([])).toBeNull();
+});
+
+test("forecasts are of the average over minutes", () => {
+  // A step of half a minute moves all of its data in 5 seconds.
+  const moved = (at_s: number) => 6e6 * (5 * Math.floor(at_s / 30) + Math.min(5, at_s % 30));
+  const after = (seconds: number) => sampled(seconds, (at_s) => ({ down_bytes: moved(at_s) }));
+  expect(bytesPerSecond(after(185))).toBeGreaterThan(2e6);
+  expect(averageBytesPerSecond(after(40))).toBeNull(); // too early to say
+  for (const seconds of [150, 155, 160, 175, 185, 300, 315]) {
+    const average = averageBytesPerSecond(after(seconds))!;
+    expect(average / 1e6).toBeGreaterThan(0.85);
+    expect(average / 1e6).toBeLessThan(1.2);
+  }
 });
 
 test("the server's tests are no work, and their bytes no use of data", () => {
@@ -227,8 +256,10 @@ const NOW: Situation = {
   tested: false,
   helped: false,
   training: "",
-  runsAlone: false,
+  outlook: Outlook.WORK,
+  others: Others.NOBODY,
   key: Key.KNOWN,
+  reason: "",
   alone: false,
 };
 
@@ -244,12 +275,56 @@ test.each([
   expect(said({ ...STATUS, notice: NOTICE }, { ...NOW, ...changes }).headline).toBe(headline);
 });
 
+/** What the server says of a training that runs. */
+function running(training: object, own = false): Project {
+  return readProject({ own, training: { state: "running", devices: 1, ...training } });
+}
+
 test("a device is told when the training runs without devices", () => {
   const told = (bytes_per_device_s: unknown, state = "running") =>
-    runsAlone(readProject({ training: { state, devices: 1, bytes_per_device_s } }));
-  expect([told(0), told(null), told(5), told(0, "done")]).toEqual([true, false, false, false]);
-  const now = { ...NOW, training: "running", runsAlone: true };
+    outlook(running({ state, bytes_per_device_s }), true);
+  const { ALONE, WORK } = Outlook;
+  expect([told(0), told(null), told(5), told(0, "done")]).toEqual([ALONE, WORK, WORK, WORK]);
+  const now = { ...NOW, training: "running", outlook: ALONE };
   expect(said({ ...STATUS, notice: NOTICE }, now).detail).toContain("runs without helpers");
+});
+
+const { WORK, ALONE, NONE, NEVER } = Outlook;
+test.each([
+  // What the training gives, whether its settings say so, and the outlook of: a stranger, an own
+  // device, an own device whose browser cannot run layers.
+  [null, false, WORK, WORK, WORK],
+  [["tiles"], false, WORK, WORK, WORK],
+  [["tiles", "layers"], true, WORK, WORK, WORK],
+  [["layers"], true, NEVER, WORK, NEVER],
+  [["layers"], false, NONE, WORK, NONE],
+  [[], true, NEVER, NEVER, NEVER],
+  [[], false, ALONE, ALONE, ALONE],
+])("a training that gives %j has work for: %s", (work, settled, stranger, own, plain) => {
+  expect(outlook(running({ work, settled }), true)).toBe(stranger);
+  expect(outlook(running({ work, settled, layers_on: "any" }), true)).toBe(own);
+  expect(outlook(running({ work, settled }, true), true)).toBe(own);
+  expect(outlook(running({ work, settled }, true), false)).toBe(plain);
+  expect(outlook(readProject({ training: { state: "paused", work, settled } }), true)).toBe(WORK);
+});
+
+test("a device without work is told why, and that nothing is to be done", () => {
+  const paused = { ...NOTICE, state: State.PAUSED, reason: NO_WORK };
+  const told = (others: Others) =>
+    said({ ...STATUS, notice: paused }, { ...NOW, training: "running", outlook: NEVER, others });
+  const stranger = told(otherHelpers(running({ work: ["layers"] })));
+  expect(stranger.headline).toBe("No work for this phone");
+  expect(stranger.detail).toContain("only to devices that belong to Jonas");
+  expect(stranger.detail).toContain("You may close this page");
+  expect(stranger.detail).toContain("ask for a link for own devices");
+  const own = told(otherHelpers(running({ work: ["layers"] }, true)));
+  expect(own.detail).toContain("this browser cannot do");
+  const alone = told(otherHelpers(running({ work: [] })));
+  expect(alone.detail).toContain("runs without helpers");
+  expect(own.detail + alone.detail).not.toContain("link");
+  // Connected, because the training may need it at any time.
+  const waits = { ...NOW, training: "running", outlook: NONE, others: Others.OWN };
+  expect(said({ ...STATUS, notice: NOTICE }, waits)).toEqual(stranger);
 });
 
 test("a wait says who does not answer, and how long it takes", () => {
@@ -277,6 +352,7 @@ test("a device has a name and offers what it can spare", () => {
     "Mozilla/5.0 (Linux; Android 10; K) AppleWebKit/537.36 Chrome/130.0 Mobile Safari/537.36";
   expect(deviceName(phone)).toBe("Android phone");
   expect(deviceName("")).toBe("Computer");
+  expect([chosenName("  ", phone), chosenName(" Ada ", phone)]).toEqual(["Android phone", "Ada"]);
   expect([1, 2, 4, 64].map(threadsOf)).toEqual([1, 1, 3, 8]);
   expect(memoryBytes(8, true)).toBe(512 * 2 ** 20);
   expect(memoryBytes(undefined, false)).toBe(64 * 2 ** 20);
@@ -298,6 +374,13 @@ test("why a link does not work is said in words for its reader", () => {
   const notice = { ...NOTICE, state: State.ENDED, code: ErrorCode.CREDENTIAL };
   const now = { ...NOW, key: Key.REVOKED };
   expect(said({ ...STATUS, notice }, now).headline).toBe("This phone may not help any more");
+  const why = { ...now, reason: "you have left the lab" };
+  expect(said({ ...STATUS, notice }, why).detail).toBe(
+    "Jonas has ended that. The reason: You have left the lab. With a new link, it may help again.",
+  );
+  // Before the server has said why, the link is not blamed that has worked so far.
+  const first = said({ ...STATUS, notice }, { ...NOW, key: Key.KNOWN });
+  expect(first.headline).toBe("This phone may not help any more");
 });
 
 test("a browser forgets a server and the choices, on demand", () => {
@@ -305,7 +388,12 @@ test("a browser forgets a server and the choices, on demand", () => {
   saved.keep({ server: "S", credential: "mine" });
   saved.keepContribution("S", { blocks: 1, flops: 2, seconds: 3 });
   saved.keepChoices({ hot: false });
+  saved.keepTitle("S", "Jonas");
+  saved.keepDataUse({ day: { name: "2026-01-05", bytes: 5, flops: 0, seconds: 0 } });
+  expect(saved.title("S")).toBe("Jonas");
   saved.forget("S");
+  expect(saved.title("S")).toBe("");
+  expect(saved.dataUse().day?.bytes).toBe(5); // the limit of today does not start anew
   expect(saved.device({ code: "", server: "", app: false })).toBeNull();
   expect(saved.contribution("S").seconds).toBe(0);
   expect(saved.choices(STANDARD)).toEqual(STANDARD);
