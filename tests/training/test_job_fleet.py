@@ -128,7 +128,7 @@ def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
     monkeypatch.setattr("cleave.training.stages.stage_setup.plan_stages", without_loss)
     found, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
     assert found == pytest.approx(plain, rel=1e-4)
-    assert "the loss on the parameter server" in said
+    assert "the loss on the server" in said
     assert sent_bytes > 0
     assert tiles == 0
 

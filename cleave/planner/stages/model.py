@@ -362,7 +362,7 @@ class StagePlan:
         if not self.slices and self.stages[-1].first == self.stages[-1].stop:
             return "on 1 device"
         if not self.slices:
-            return "on the parameter server" if self.loss_at_ps else "on the last stage"
+            return "on the server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
         slices = _span([len(self.slices)], "slice", "slices")
         return f"in {slices} on {_span([devices], 'device', 'devices')}"
@@ -386,7 +386,7 @@ class StagePlan:
                 for stage in stages
             ]
         if model.ps_layers:
-            held.append("the others on the parameter server")
+            held.append("the others on the server")
         where = self.where_loss
         return f"stages: {', '.join(held)}; the loss {where}; predicted step {self.step_s:.3g} s"
 

@@ -354,12 +354,15 @@ def simulated_devices(
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
     """Return a clause that names what takes most of the step."""
     found = [
-        (run.egress.passed_bytes * run.egress.byte_s, "sending on the PS's network card takes"),
-        (run.ingress.passed_bytes * run.ingress.byte_s, "receiving on the PS's network card takes"),
-        (ps.optimizer_s, "the PS's gradient sums and optimizer take"),
+        (run.egress.passed_bytes * run.egress.byte_s, "sending on the server's network card takes"),
+        (
+            run.ingress.passed_bytes * run.ingress.byte_s,
+            "receiving on the server's network card takes",
+        ),
+        (ps.optimizer_s, "the server's gradient sums and optimizer take"),
         (
             sum(model.tokens) * math.fsum(p.flops for p in model.ps_layers) / ps.flops_per_s,
-            "the layers that stay on the PS take",
+            "the layers that stay on the server take",
         ),
     ]
     for number, device in sorted(run.devices.items()):
@@ -376,7 +379,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
         ]
     if not run.slices and not run.stages[-1].plan.loss:
         loss_s = sum(model.tokens) * ps.loss_s(model.loss)
-        found.append((loss_s, "the loss on the PS takes"))
+        found.append((loss_s, "the loss on the server takes"))
     seconds, what = max(found, key=lambda each: each[0])
     return f"{what} {in_seconds(seconds)} of {in_seconds(step_s)}"
 

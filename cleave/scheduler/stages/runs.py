@@ -124,26 +124,21 @@ class StageRuns:
         if not here:
             return "no device is connected"
         count = len(here)
-        devices = "1 device is" if count == 1 else f"{count:,} devices are"
-        none = f"{devices} connected and {'it may not' if count == 1 else 'none may'}"
+        none = "1 device is connected, but it cannot train whole layers now"
+        if count > 1:
+            none = f"{count:,} devices are connected, but none can train whole layers now"
         capable = [s for s in here if Feature.GRAPHS in s.features]
         if not capable:
-            they = "it cannot" if count == 1 else "none can"
-            return (
-                f"{none} train whole layers: {they} run graphs, as computers with `cleave join` "
-                f"can and browsers, phones and older versions cannot"
-            )
+            return f"{none}: graphs need a newer version of Cleave, or ONNX Runtime on the device"
         if not any(self._may(s) for s in capable):
-            of = "" if len(capable) == count else f"of the {len(capable):,} that can run graphs "
+            of = "" if len(capable) == count else f"of the {len(capable):,} that could, "
             whose = "it is not yours" if count == 1 else f"{of}none is yours"
             return (
                 f"{none} train whole layers: {whose} (pair it with `cleave pair --own`, mark it "
                 f"with `cleave devices own NAME`, or start the server with --stages-on any)"
             )
-        return (
-            f"{none} train whole layers now: the devices that could are being measured, set aside "
-            f"or about to leave"
-        )
+        that = "it is" if count == 1 else "all that could are"
+        return f"{none}: {that} being measured, set aside or about to leave"
 
     def busy(self, device: int) -> bool:
         """Return whether a device is working on a step or receiving weights for the next step."""
