@@ -14,7 +14,7 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds, local_step_s
+from cleave.planner.stages.prediction import GAIN, PAYS_IN_STEPS, in_seconds, local_step_s
 from cleave.planner.stages.resident import kept_on_devices, least_bytes, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
@@ -23,6 +23,7 @@ from cleave.planner.tiles.report import StepReport
 _MOST: Final = 64
 _FP32_BYTES: Final = 4
 _STATE_ARRAYS: Final = 4  # weights, gradients and two moments
+_RETURNED_ARRAYS: Final = 3  # weights and two moments
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
@@ -240,6 +241,8 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices.
 
+        The state of the LM head is on a device, too, if that pays; see `pays_for_head`.
+
         If this method is impossible, `Forecast.refused` gives the reason. The PS's memory excludes
         the layers' state, because the PS moves this state to files if memory is short.
 
@@ -263,8 +266,9 @@ class StepForecaster:
             except PlanError as error:
                 return refused(Method.STAGES, str(error))
 
-        places = (False, True) if model.head_may_move else (False,)
-        found = min((of(head=head) for head in places), key=lambda forecast: forecast.step_s)
+        found = of(head=False)
+        if model.head_may_move and pays_for_head(head := of(head=True), found, devices):
+            found = head
         if found.refused:
             return found
         assert found.stages is not None
@@ -348,6 +352,23 @@ class StepForecaster:
         model = self.cut(1)
         of_loss = round(model.loss.working_bytes)
         return self.state_bytes + sum(model.tokens) * (self.kept_bytes + of_loss)
+
+
+def pays_for_head(head: Forecast, without: Forecast, devices: Sequence[DeviceRates]) -> bool:
+    """Return True if the LM head should be on a device.
+
+    A step must become faster, and the time saved in some steps must exceed the upload of the LM
+    head's state, which each evaluation, checkpoint and snapshot needs.
+
+    Args:
+        head, without: forecasts with the LM head on a device, and on the PS.
+    """
+    if head.stages is None or head.step_s >= (1 - GAIN) * without.step_s:
+        return False
+    model, plan = head.stages
+    (uplink,) = (d.uplink_bytes_per_s for d in devices if d.device == plan.stages[-1].devices[0])
+    state_s = _RETURNED_ARRAYS * model.loss.sum_bytes / uplink
+    return (without.step_s - head.step_s) * PAYS_IN_STEPS >= state_s
 
 
 def _bottleneck_of_tiles(step: StepReport, gemms: Sequence[StepGemm], sent: Sequence[int]) -> str:

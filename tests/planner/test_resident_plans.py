@@ -179,6 +179,17 @@ def test_a_device_has_the_head_if_that_is_faster() -> None:
     assert fast.server_bytes < slow.server_bytes
 
 
+def test_the_head_stays_where_its_state_takes_long_to_return() -> None:
+    """Each evaluation fetches it. At 20 Mbit/s, that takes 185 s, at 1 Gbit/s 4 s."""
+    sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
+    forecaster = sizes.forecaster(8, sizes.server(1.2e11))
+    slow, fast = home(6), [replace(device, uplink_bytes_per_s=1.25e8) for device in home(6)]
+    for devices, on_device in ((slow, False), (fast, True)):
+        found = forecaster.with_state_on_devices(devices)
+        assert found.stages is not None
+        assert found.stages[0].resident_head == on_device
+
+
 def test_the_head_needs_memory_for_its_state() -> None:
     """Weights, two moments, their snapshot and the gradient, all in fp32."""
     model = kept_on_devices(cut(1024, 2), head=True)
