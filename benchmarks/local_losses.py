@@ -538,7 +538,7 @@ def losses(
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
         if plots is not None:
-            save_figure(figure, plots / f"local-updates-{model.partition('-')[0]}.svg", 150)
+            save_figure(figure, plots / f"local-updates-{model}.svg", 150)
 
 
 def draw(panel: Any, name: str, runs: Sequence[Curve]) -> None:

@@ -1,6 +1,7 @@
 """Check that training with state on devices follows plain PyTorch, whenever a device is killed.
 
-    python -m benchmarks.resident_exact [--quick] [--families opt,llama,qwen3,gpt2] [--stop-s 60]
+    python -m benchmarks.resident_exact [--head] [--quick] [--families opt,llama,qwen3,gpt2]
+                                        [--stop-s 60]
     python -m benchmarks.resident_exact --drift [--steps 200]
     python -m benchmarks.resident_exact --liars [--runs 40]
 
@@ -11,6 +12,9 @@ it repeats logged steps after another loss; or two devices get it at once. In on
 device gets SIGSTOP in step 3 and continues after `--stop-s` seconds. In another one, connections
 are cut for 5 seconds, and no step may be repeated. After step 5, the server fetches the state. The
 relative difference of losses from plain PyTorch in fp32 may be 1e-4 (fp32) or 2e-2 (bf16).
+
+With `--head`, the device of the last layer also has the LM head. With OPT and GPT-2, it also
+computes the embedding.
 
 With `--drift`, in virtual time: `--steps` steps of the OPT on four emulated devices, one of which
 is lost in every fifth step. The difference may be 1e-3.
@@ -35,7 +39,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final
@@ -129,11 +133,12 @@ KINDS: Final = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run of ten steps. `clip` is 0 without clipping."""
+    """One run of ten steps. `clip` is 0 without clipping. `head`: a device has the LM head."""
 
     dtype: DType
     optimizer: OptimizerKind
     clip: float
+    head: bool = False
 
     @property
     def rule(self) -> UpdateRule:
@@ -240,7 +245,7 @@ def resident_losses(
     optimizer = Optimizer(model, case.rule, clip=case.clip, in_backward=False)
     work = ModelWork(model, graphs, case.dtype)
     staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS)
-    staged.keep_on_devices(optimizer, planner=EvenStages(loss=False))
+    staged.keep_on_devices(optimizer, planner=EvenStages(loss=case.head), head=case.head)
     losses = []
     try:
         for step, ids in enumerate(batches, 1):
@@ -270,10 +275,10 @@ def show_case(
     return met
 
 
-def show_exact(families: Sequence[str], stop_s: float) -> bool:
+def show_exact(families: Sequence[str], stop_s: float, *, head: bool) -> bool:
     """Run all cases of the families; return whether every limit is met."""
-    head = ("family", "dtype", "by", "clip", "killed", "losses", "off by")
-    print("{:7} {:5} {:6} {:4}  {:19} {:>6} {:>8}".format(*head))
+    titles = ("family", "dtype", "by", "clip", "killed", "losses", "off by")
+    print("{:7} {:5} {:6} {:4}  {:19} {:>6} {:>8}".format(*titles))
     batches, met = batches_of(STEPS, BATCH, SEQUENCE), True
     with (
         cleave.serve(stages_on="any") as server,
@@ -285,7 +290,7 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
             model = family_model(family)
             graphs = model_graphs(model, SEQUENCE, GraphCache.of_user())
             weights = copy.deepcopy(model.state_dict())
-            for case in CASES:
+            for case in (replace(case, head=head) for case in CASES):
                 plain = plain_losses(model, batches, case)
                 for moment in Moment:
                     killer = Killer(server, processes, proxy, stop_s, moment)
@@ -402,6 +407,7 @@ def _snapshots_until_found(seed: int) -> int:
 def main() -> None:
     """Run the benchmark; see the module's docstring."""
     parser = families_parser(__doc__, FAMILIES)
+    parser.add_argument("--head", action="store_true", help="a device also has the LM head")
     parser.add_argument("--drift", action="store_true", help="many losses, in virtual time")
     parser.add_argument("--steps", type=int, default=200, help="of --drift")
     parser.add_argument("--liars", action="store_true", help="devices that lie, in virtual time")
@@ -412,7 +418,7 @@ def main() -> None:
     elif options.drift:
         met = show_drift(options.steps)
     else:
-        met = show_exact(families, options.stop_s)
+        met = show_exact(families, options.stop_s, head=options.head)
     sys.exit(0 if met else 1)
 
 
