@@ -988,7 +988,11 @@ class StagedModel:
             # `StageStep` replaces devices that have left. `plan` may have a newer forecast.
             return self.plan or self._log_plan
         try:
-            return self.plans.plan_for(batch.ids, self.work)
+            plan = self.plans.plan_for(batch.ids, self.work)
+            if plan is not None and self._offered is not None and not self._offer_is_optional:
+                self.plans.plan = None  # the first devices have just joined
+                return self._plan_for(batch)
+            return plan
         except DeviceMemoryError as error:
             if self._in_parts is None:
                 self._say(f"there is no plan for stages: {error}")
