@@ -302,7 +302,16 @@ class StageSizes:
             spec.vocabulary,
             head_may_move=True,
             tied=spec.tied_head and self.adapters is None,
+            embedding_bytes=self._embedding_bytes,
         )
+
+    @property
+    def _embedding_bytes(self) -> int:
+        """Return the size in fp32 of the parameters that only the embedding uses."""
+        if self.adapters is not None:
+            return 0
+        inside = self.spec.layers * sum(p.size for p in self.layer) + sum(p.size for p in self.head)
+        return _FP32_BYTES * max(0, self.spec.parameters - inside)
 
     def server(self, flops_per_s: float, card: PsRates | None = None) -> PsCompute:
         """Return the speed of a PS with the given throughput and a typical optimizer speed."""

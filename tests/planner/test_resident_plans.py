@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cleave.errors import DeviceMemoryError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel
-from cleave.planner.stages.prediction import predict
+from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.resident import (
     kept_on_devices,
     plan_resident,
@@ -215,3 +215,16 @@ def test_a_device_with_a_tied_head_also_sends_the_first_inputs() -> None:
     assert tied.uplink_bytes - untied.uplink_bytes == pytest.approx(activations, rel=0.2)
     assert tied.downlink_bytes - untied.downlink_bytes == pytest.approx(activations, rel=0.2)
     assert tied.step_s > untied.step_s
+
+
+def test_an_update_of_the_lm_head_needs_memory() -> None:
+    """Weights, moments, their snapshot, the gradient, and the new weights and moments."""
+    model = cut(512, 1)
+    few = replace(model, tokens=[1])
+    kept = kept_on_devices(few, head=True)
+    layers = len(kept.layers)
+    head = held_bytes(kept, PlannedStage(layers, layers, (0,), loss=True))
+    assert head > 10 * model.loss.largest_bytes
+    positions = 4 * 2048 * 768
+    assert kept.loss.sum_bytes > model.loss.sum_bytes + positions
+    assert kept_on_devices(few).loss == model.loss

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cleave.planner.plan import DeviceRates
 from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.passes import arrays_of
 from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
-from tests.scheduler.stage_devices import MANY_ROWS, step_work
+from tests.scheduler.stage_devices import MANY_ROWS, resident_of, step_work
 from tests.scheduler.test_stage_step import LAYERS, Trial, check, stages_of
 
 seconds = st.floats(0.0, 100.0)
@@ -119,3 +123,19 @@ def test_all_others_share_what_a_lost_device_had(answers: int) -> None:
     takers = {sums.device for sums in result.records[1].sums}
     assert len(takers) > 1
     assert 2 not in takers
+
+
+def test_an_update_needs_room_for_the_new_weight_and_moments() -> None:
+    """The device still has the old ones, and the gradient."""
+    plan = PlannedStage(LAYERS, LAYERS, (1,), loss=True)
+    work = replace(step_work(LAYERS, 1, (plan,)), width=1, tokens=[1])
+    work = replace(work, resident=resident_of(work))
+    takeover = Takeover(work, plan, frozenset())
+    held = sum(array.nbytes for array in arrays_of(work, plan))
+    held += sum(shape.nbytes for shape in all_sums(work, plan).values())
+    assert work.resident is not None
+    ((_, one),) = work.resident.of_stage(plan)
+    needed = held + sum(array.nbytes for array in one.arrays)
+    device = DeviceRates(1, 1e6, 1e6, 1e9, memory_bytes=needed)
+    assert takeover.fits(device, None)
+    assert not takeover.fits(replace(device, memory_bytes=needed - 1), None)

@@ -6,6 +6,7 @@ import copy
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.calls import Embedded, layer_calls
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
+from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.training.data.batches import (
     IGNORED,
@@ -31,13 +33,15 @@ from cleave.training.data.batches import (
     positions_of,
     validation_batches,
 )
-from cleave.training.loop.job import JobSpec
+from cleave.training.loop.job import JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.records import EvalRecord
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated
 from tests.graphs.models import TOKENS, graphs_of, small_model
+from tests.training import test_staged
 from tests.training.runs import losses_of, nightly, trained
 from tests.training.test_offload_report import FAMILIES, model_of
 from tests.training.test_staged import assert_close, staged
@@ -205,3 +209,25 @@ def test_masks_of_past_steps_are_not_kept() -> None:
         # not isinstance, which asks what a weak reference points at, and that may be gone
         found.append(sum(type(one) is StageArray for one in gc.get_objects()))
     assert found[-1] <= found[2]
+
+
+@pytest.mark.parametrize(("family", "tied"), [("opt", True), ("llama", True), ("llama", False)])
+def test_devices_do_not_embed_separate_documents(
+    family: str, monkeypatch: pytest.MonkeyPatch, *, tied: bool
+) -> None:
+    """The server is slow. In the first batch, no sequence has two documents."""
+    notes: list[str] = []
+    monkeypatch.setattr(test_staged, "PS", PsCompute(1e3, 0.0))
+    model = small_model(family, tie_word_embeddings=tied)
+    packed = packed_by(model)
+    with emulated(2, seed=1) as fleet:
+        optimizer = Optimizer(model, UpdateRule(OptimizerKind.SGD), clip=1.0, in_backward=False)
+        found = staged(model, fleet, graphs=graphs_of(model, packed=packed), note=notes.append)
+        found.keep_on_devices(optimizer, head=None)
+        for cut in (0, 5):
+            ids, positions = documents(cut)
+            batch = Rows(ids, ids, mask_for(packed, positions), positions)
+            optimizer.step_whole(1e-3, partial(found.gradients, batch))
+        assert found.work.resident_head == (not tied)
+        assert not any("differently than before" in note for note in notes)
+        found.sync()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -365,6 +366,24 @@ def test_state_is_on_devices_if_that_is_predicted_to_be_faster(uplink_bytes_per_
         assert f"stay on {where}: a step is predicted to take" in said
         found.sync()
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
+def test_devices_that_join_while_the_step_is_planned_still_get_the_state() -> None:
+    """This holds even if steps are predicted to be faster with the state on the server."""
+    devices = [
+        replace(one, uplink_bytes_per_s=1e12, downlink_bytes_per_s=1e12) for one in paper_fleet(4)
+    ]
+    with emulated(devices, seed=1) as fleet:
+        model = small_model("opt")
+        optimizer = Optimizer(model, ADAMW, clip=1.0, in_backward=False)
+        found = staged(model, fleet, planner=plan_stages)
+        found.keep_on_devices(optimizer, head=None)
+        looks = mock.Mock(side_effect=[{}, {}, *[mock.DEFAULT] * 99], wraps=found.plans.devices)
+        found.plans.devices = looks  # type: ignore[method-assign]
+        for ids in batches(2):
+            optimizer.step_whole(RATE, partial(found.gradients, rows(ids)))
+            assert found.resident is not None
+        found.sync()
 
 
 @pytest.mark.slow

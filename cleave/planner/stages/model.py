@@ -53,6 +53,8 @@ class LayerCost:
         pieces: number of chunks into which a sequence is cut; 1 if the layer has attention.
         update_flops: time of the device's update of the layer in each step, expressed in FLOPs; 0
             if the PS updates the layer.
+        update_bytes: memory for new values while a device updates its largest parameter; 0 if the
+            PS updates the layer.
     """
 
     frozen_bytes: int
@@ -68,6 +70,7 @@ class LayerCost:
     dequantized_bytes: int = 0
     pieces: int = 1
     update_flops: float = 0.0
+    update_bytes: int = 0
 
 
 NO_COST: Final = LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -146,6 +149,7 @@ class StageModel:
         head_may_move: whether the state of the LM head and the loss can be on a device.
         tied: whether the embedding and the LM head share a trained parameter. A device with the
             state of the LM head then also computes the embedding.
+        embedding_bytes: size in fp32 of the trained parameters that only the embedding uses.
         resident_head: whether the state of the LM head and the loss is on a device.
     """
 
@@ -163,6 +167,7 @@ class StageModel:
     beside_bytes: float = 0.0
     head_may_move: bool = False
     tied: bool = False
+    embedding_bytes: int = 0
     resident_head: bool = False
 
     @property

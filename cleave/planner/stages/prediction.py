@@ -63,8 +63,10 @@ def held_bytes(
         SPARE
         * (
             sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
-            + max(widened_bytes(model, cost) for cost in costs)
-            + run_bytes(model, stage)
+            + max(  # updates follow all passes
+                max(widened_bytes(model, cost) for cost in costs) + run_bytes(model, stage),
+                max(cost.update_bytes for cost in costs),
+            )
             + input_bytes(model)
             + RUNTIME_BYTES
             + (computed + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)

@@ -38,16 +38,19 @@ def kept_on_devices(model: StageModel, *, head: bool = False) -> StageModel:
         head: whether the weights and optimizer state of the LM head stay on a device, too.
     """
 
-    def kept(cost: LayerCost) -> LayerCost:
+    def kept(cost: LayerCost, embedding_bytes: int = 0) -> LayerCost:
+        trained = cost.sum_bytes + embedding_bytes
         return replace(
             cost,
-            frozen_bytes=cost.frozen_bytes + _ARRAYS * cost.sum_bytes,
+            frozen_bytes=cost.frozen_bytes + _ARRAYS * trained,
             weight_bytes=0,
             gradient_bytes=0,
-            update_flops=UPDATE_FLOPS * cost.sum_bytes / _FP32_BYTES,
+            sum_bytes=trained,
+            update_flops=UPDATE_FLOPS * trained / _FP32_BYTES,
+            update_bytes=_STATE_ARRAYS * min(cost.largest_bytes, cost.sum_bytes),
         )
 
-    loss = kept(model.loss) if head else model.loss
+    loss = kept(model.loss, model.embedding_bytes * model.tied) if head else model.loss
     return replace(model, layers=[kept(c) for c in model.layers], loss=loss, resident_head=head)
 
 

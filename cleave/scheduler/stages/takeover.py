@@ -178,7 +178,9 @@ class Takeover:
             if isinstance(array, StageArray) and array.dtype in _NARROW
         ]
         needed = sum(array.nbytes for array in arrays) + max(widened, default=0)
-        needed += sums + (inputs + 4) * activations
+        resident = () if self.work.resident is None else self.work.resident.of_stage(self.stage)
+        updated = (one.weight.nbytes * (1 + len(one.moments)) for _, one in resident)
+        needed += sums + max((inputs + 4) * activations, max(updated, default=0))
         if any(layer.of_batch for layer in self._layers()):
             layers = range(self.stage.first, self.stage.stop)
             needed += max(

@@ -434,8 +434,10 @@ class ModelWork:
             )
         head = self._head_cost(gradients)
         inside = {id(t) for held in self._held for t in held.values()}
-        outside = (t for t in self.held_by_loss.values() if id(t) not in inside)
-        embeds = any(t.requires_grad for t in outside)
+        outside = {id(t): t for t in self.held_by_loss.values() if id(t) not in inside}
+        outside = {key: t for key, t in outside.items() if t.requires_grad}
+        in_loss = {id(t) for t in self.outside()}
+        embedding = _FP32_BYTES * sum(t.numel() for i, t in outside.items() if i not in in_loss)
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
@@ -443,8 +445,9 @@ class ModelWork:
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         model = StageModel(
-            layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios, in_parts, slices,
-            here, self._mask_bytes(), self.graphs.loss is not None and not here, self.is_tied,
+            layers, head, width, self.dtype.itemsize, tokens, bool(outside), *ratios, in_parts,
+            slices, here, self._mask_bytes(), self.graphs.loss is not None and not here,
+            self.is_tied, embedding,
         )  # fmt: skip
         return kept_on_devices(model, head=self.resident_head) if self.resident else model
 

@@ -88,6 +88,11 @@ class Rows:
     mask: Tensor | None = None
     positions: Tensor | None = None
 
+    @property
+    def is_ids_only(self) -> bool:
+        """Return whether the model gets nothing but token IDs."""
+        return self.mask is None and self.positions is None
+
     def cut(self, parts: int) -> list[Rows]:
         """Split the sequences into `parts` groups of nearly equal size."""
         cut = [
@@ -418,18 +423,11 @@ class StagedModel:
             return False
         try:
             return not self.work.is_tied or bool(
-                self.work.embedding_graphs.trainable and self._is_embedded_by_ids(batch)
+                batch.is_ids_only and self.work.embedding_graphs.trainable
             )
         except LayerGraphError as error:
             self._say(f"the server computes the embedding and the loss: {error}")
             return False
-
-    def _is_embedded_by_ids(self, batch: Rows) -> bool:
-        """Return whether the first layer's input depends on nothing but token IDs."""
-        if batch.mask is None and batch.positions is None:
-            return True
-        with torch.no_grad(), self.autocast():
-            return torch.equal(self.embed(batch).x, self._outside.embed(batch.ids).x)
 
     def sync(self) -> None:
         """Fetch the layers' weights and optimizer state from devices.
@@ -895,7 +893,7 @@ class StagedModel:
         Raises:
             FleetError: if a device computes the embedding but lacks what this batch needs.
         """
-        if self._device_embeds and not self._is_embedded_by_ids(batch):
+        if self._device_embeds and not batch.is_ids_only:
             raise FleetError(
                 "this batch has positions or masks that the embedding on a device cannot use; use "
                 "--state server"
@@ -988,7 +986,11 @@ class StagedModel:
             # `StageStep` replaces devices that have left. `plan` may have a newer forecast.
             return self.plan or self._log_plan
         try:
-            return self.plans.plan_for(batch.ids, self.work)
+            plan = self.plans.plan_for(batch.ids, self.work)
+            if plan is not None and self._offered is not None and not self._offer_is_optional:
+                self.plans.plan = None  # the first devices have just joined
+                return self._plan_for(batch)
+            return plan
         except DeviceMemoryError as error:
             if self._in_parts is None:
                 self._say(f"there is no plan for stages: {error}")
