@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from cleave.errors import UsageError
 from cleave.transport import addresses, tls
-from cleave.transport.join_url import JoinUrl, parse_join_url, read_url, url_file
+from cleave.transport.join_url import (
+    SERVER_ID_LENGTH,
+    JoinUrl,
+    parse_join_url,
+    read_url,
+    url_file,
+)
 from cleave.transport.tls import Security, TlsMode, expose, fingerprint_of, parse_fingerprint
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -25,7 +31,7 @@ PIN = "sha256:" + "0f" * 32
     st.sampled_from(["ws", "wss"]),
     st.sampled_from(["192.0.2.1:80", "[2001:db8::1]:9", "host.example:8765", "host"]),
     st.text(max_size=50),
-    st.text(max_size=9),
+    st.just("") | st.text(min_size=SERVER_ID_LENGTH, max_size=SERVER_ID_LENGTH),
     st.booleans(),
 )
 def test_join_urls_are_read_as_they_are_written(

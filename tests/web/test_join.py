@@ -329,7 +329,8 @@ def test_a_device_without_work_is_ready_and_does_not_help(
         assert page.get_by_text("There is no training at the moment").is_visible()
         page.get_by_role("button", name="Start helping").click()
         page.get_by_role("heading", name="This computer is ready").wait_for(timeout=PATIENCE_MS)
-        assert "trains nothing at the moment" in page.get_by_role("status").inner_text()
+        status = page.get_by_role("status").filter(has_text="trains nothing at the moment")
+        status.wait_for(timeout=PATIENCE_MS)
         assert figure(page, "minutes").strip() == "0 min"
         assert figure(page, "blocks").strip() == "0"
         assert page.locator("[data-figure=use]").count() == 0
