@@ -147,7 +147,7 @@ def test_nobody_is_there() -> None:
     ("own", "hello", "why"),
     [
         (1, BROWSER, ": graphs need a newer version of Cleave, or ONNX Runtime on the device"),
-        (9, HELLO, "it is not yours (pair it with `cleave pair --own`, mark it with "),
+        (9, HELLO, "now: it is not yours (pair it with `cleave pair --own`, mark it with "),
         (
             1,
             replace(HELLO, downlink_bytes_per_s=0.0),

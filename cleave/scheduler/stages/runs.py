@@ -134,7 +134,7 @@ class StageRuns:
             of = "" if len(capable) == count else f"of the {len(capable):,} that could, "
             whose = "it is not yours" if count == 1 else f"{of}none is yours"
             return (
-                f"{none} train whole layers: {whose} (pair it with `cleave pair --own`, mark it "
+                f"{none}: {whose} (pair it with `cleave pair --own`, mark it "
                 f"with `cleave devices own NAME`, or start the server with --stages-on any)"
             )
         that = "it is" if count == 1 else "all that could are"
