@@ -14,8 +14,13 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import GAIN, PAYS_IN_STEPS, in_seconds, local_step_s
-from cleave.planner.stages.resident import kept_on_devices, least_bytes, plan_resident
+from cleave.planner.stages.prediction import in_seconds, local_step_s
+from cleave.planner.stages.resident import (
+    kept_on_devices,
+    least_bytes,
+    plan_resident,
+    worth_head_on_device,
+)
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
@@ -23,7 +28,6 @@ from cleave.planner.tiles.report import StepReport
 _MOST: Final = 64
 _FP32_BYTES: Final = 4
 _STATE_ARRAYS: Final = 4  # weights, gradients and two moments
-_RETURNED_ARRAYS: Final = 3  # weights and two moments
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
@@ -241,7 +245,7 @@ class StepForecaster:
     ) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices.
 
-        The state of the LM head is on a device, too, if that pays; see `pays_for_head`.
+        The state of the LM head is on a device, too, if that pays; see `worth_head_on_device`.
 
         If this method is impossible, `Forecast.refused` gives the reason. The PS's memory excludes
         the layers' state, because the PS moves this state to files if memory is short.
@@ -252,7 +256,8 @@ class StepForecaster:
         model, ps = self.cut(1), ps or self.ps
 
         def of(*, head: bool) -> Forecast:
-            costs = [*model.layers, *([model.loss] if head else [])]
+            kept = kept_on_devices(model, head=head)
+            costs = [*kept.layers, *([kept.loss] if head else [])]
             trained = sum(cost.sum_bytes for cost in costs)
             resident = replace(
                 self,
@@ -267,8 +272,11 @@ class StepForecaster:
                 return refused(Method.STAGES, str(error))
 
         found = of(head=False)
-        if model.head_may_move and pays_for_head(head := of(head=True), found, devices):
-            found = head
+        if model.head_may_move:
+            with_head = of(head=True)
+            stages = with_head.stages
+            if stages is not None and worth_head_on_device(*stages, found.step_s, devices):
+                found = with_head
         if found.refused:
             return found
         assert found.stages is not None
@@ -352,23 +360,6 @@ class StepForecaster:
         model = self.cut(1)
         of_loss = round(model.loss.working_bytes)
         return self.state_bytes + sum(model.tokens) * (self.kept_bytes + of_loss)
-
-
-def pays_for_head(head: Forecast, without: Forecast, devices: Sequence[DeviceRates]) -> bool:
-    """Return True if the LM head should be on a device.
-
-    A step must become faster, and the time saved in some steps must exceed the upload of the LM
-    head's state, which each evaluation, checkpoint and snapshot needs.
-
-    Args:
-        head, without: forecasts with the LM head on a device, and on the PS.
-    """
-    if head.stages is None or head.step_s >= (1 - GAIN) * without.step_s:
-        return False
-    model, plan = head.stages
-    (uplink,) = (d.uplink_bytes_per_s for d in devices if d.device == plan.stages[-1].devices[0])
-    state_s = _RETURNED_ARRAYS * model.loss.sum_bytes / uplink
-    return (without.step_s - head.step_s) * PAYS_IN_STEPS >= state_s
 
 
 def _bottleneck_of_tiles(step: StepReport, gemms: Sequence[StepGemm], sent: Sequence[int]) -> str:

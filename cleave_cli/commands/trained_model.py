@@ -44,8 +44,8 @@ Step: TypeAlias = Annotated[
 Tokens: TypeAlias = Annotated[
     int | None,
     Option(
-        help="Maximum number of new tokens [default: 100, or 400 of an answer, or what fits into "
-        "the model's context]",
+        help="Maximum number of new tokens [default: 100, or 400 for an answer; fewer if the "
+        "model's context is smaller]",
         min=1,
         show_default=False,
     ),

@@ -111,12 +111,13 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     typer.echo(f"\n{'stage':>5}{'parts' if model.in_parts else 'layers':>10}{'devices':>9}  which")
     for number, stage in enumerate(plan.planned, 1):
         part = stage.slice
-        first = stage.first + 1
-        layers = f"{first}-{stage.stop}" if stage.stop > first else f"{first}"
+        first, last = stage.first + 1, stage.stop
         if part is not None:
             layers = f"loss {part.number + 1}"
-        elif first > stage.stop:
+        elif first > last:
             layers = "loss"
+        else:
+            layers = f"{first}-{last}" if first < last else f"{first}"
         which = ", ".join(names[device] for device in stage.devices)
         which = textwrap.shorten(which, WIDTH - 26, placeholder=" ...")
         typer.echo(f"{number:>5}{layers:>10}{len(stage.devices):>9}  {which}")

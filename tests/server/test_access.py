@@ -69,11 +69,13 @@ def refused(access: Access, credential: str = "", code: str = "", address: str =
     return verdict
 
 
-def test_a_device_is_measured_once_a_day_also_by_a_server_that_starts_again(
-    access: Access, clock: Clock
+@pytest.mark.parametrize("kind", ["phone", "tablet"])
+def test_a_phone_is_measured_once_a_day_also_by_a_server_that_starts_again(
+    access: Access, clock: Clock, kind: str
 ) -> None:
     """It cost a known phone 41 MB after each restart."""
-    hello = replace(UNKNOWN, credential=come(access, code=access.pair().text).credential)
+    credential = come(access, code=access.pair().text).credential
+    hello = replace(UNKNOWN, credential=credential, kind=kind)
 
     def moved_bytes(address: str = HERE) -> int:
         device = Joining(right, hello, auth=access, address=address).run()
@@ -91,6 +93,18 @@ def test_a_device_is_measured_once_a_day_also_by_a_server_that_starts_again(
     assert moved_bytes() == first
     # The name of a relay does not tell networks apart.
     assert (moved_bytes(RELAY), moved_bytes(RELAY)) == (first, first)
+
+
+def test_a_computer_that_joins_again_is_measured_again(access: Access, clock: Clock) -> None:
+    """Its machine or network may have been busy the first time."""
+    credential = come(access, code=access.pair().text).credential
+    hello = replace(UNKNOWN, credential=credential, kind="laptop")
+    moved = []
+    for _ in range(2):
+        device = Joining(right, hello, auth=access, address=HERE).run()
+        access.writer.flush(None)
+        moved.append(device.down_bytes + device.up_bytes)
+    assert moved[1] == moved[0] > 1e6
 
 
 # --- codes ---

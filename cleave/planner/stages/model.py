@@ -170,6 +170,17 @@ class StageModel:
     embedding_bytes: int = 0
     resident_head: bool = False
 
+    def embeds_on_device(self, stages: Sequence[PlannedStage]) -> bool:
+        """Return whether a device returns the first stage's inputs and receives their gradients.
+
+        It does not if it has all layers, because these arrays then stay on it.
+        """
+        return self.tied and self.resident_head and not stages[0].is_whole
+
+    def is_from_ids(self, stage: PlannedStage) -> bool:
+        """Return whether a stage computes everything from token IDs to the loss."""
+        return self.tied and self.resident_head and stage.is_whole
+
     @property
     def cuts(self) -> list[int]:
         """Return the indices of layers that follow PS layers. A stage must end before each."""
@@ -392,8 +403,8 @@ class StagePlan:
             ]
         if model.ps_layers:
             held.append("the others on the server")
-        where = self.where_loss
-        return f"stages: {', '.join(held)}; the loss {where}; predicted step {self.step_s:.3g} s"
+        loss, step = f"the loss {self.where_loss}", f"predicted step {self.step_s:.3g} s"
+        return f"stages: {', '.join(held)}; {loss}; {step}"
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:

@@ -193,6 +193,23 @@ def worth_moving(
     return saved_s >= max(GAIN * before.step_s, (returned_s + received_s) / PAYS_IN_STEPS)
 
 
+def worth_head_on_device(
+    model: StageModel, plan: StagePlan, without_s: float, devices: Sequence[DeviceRates]
+) -> bool:
+    """Return True if a plan with the LM head on a device saves enough time to be chosen.
+
+    Each evaluation, checkpoint and snapshot needs an upload of the LM head's state.
+
+    Args:
+        without_s: predicted step time in seconds if the PS keeps the LM head.
+        devices: all devices of the plan, and possibly others.
+    """
+    head = plan.stages[-1].devices[0]
+    (uplink,) = (device.uplink_bytes_per_s for device in devices if device.device == head)
+    state_s = _STATE_ARRAYS * model.loss.sum_bytes / uplink
+    return without_s - plan.step_s >= max(GAIN * without_s, state_s / PAYS_IN_STEPS)
+
+
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How often devices upload snapshots, and how many stages hot spares follow.

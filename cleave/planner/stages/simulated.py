@@ -194,7 +194,7 @@ class SimulatedStage:
         x = activation
         if self.plan.stop > self.plan.first:  # layer arguments are sent with x
             x += tokens * model.beside_bytes
-        if model.tied and model.resident_head and self.plan.is_whole:
+        if model.is_from_ids(self.plan):
             x = float(tokens * _ID_BYTES)
         sliced = self.plan.slice is not None
         dy = float(tokens * _TOTAL_BYTES) if sliced else activation

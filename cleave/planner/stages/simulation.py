@@ -118,7 +118,7 @@ class StageSimulation:
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = ps.loss_s(model.loss) + last_s
         self._ps_free_s = self._end_s = self._squares_s = self._dx_s = 0.0
-        embeds = model.tied and model.resident_head and not self.stages[0].plan.is_whole
+        embeds = model.embeds_on_device(stages)
         self._embeds = self.stages[-1].devices[0] if embeds else None
         # The device on the PS's computer, and its queued and running graph runs.
         self._own = self.devices.get(-1 if ps.own_device is None else ps.own_device)
@@ -302,8 +302,8 @@ class StageSimulation:
         sent = [message.to(rates) for message in messages]
         x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
         found = PassMessages(sent, (), x_s, 0.0)
-        whole = model.tied and model.resident_head and stage.plan.is_whole
-        if forward or stage.number > 0 or (model.embeds and not whole):
+        returns_dx = model.embeds and not model.is_from_ids(stage.plan)
+        if forward or stage.number > 0 or returns_dx:
             activation = tokens * model.width * model.element_bytes
             returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
             if forward and stage.plan.slice is not None:

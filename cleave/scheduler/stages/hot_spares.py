@@ -343,9 +343,7 @@ class HotSpares:
 
 def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
     """Return a lower bound on the time that a device needs for a stage in a step, in seconds."""
-    layers = work.layers[stage.first : stage.stop]
-    flops = sum(one.forward_flops + one.backward_flops for one in layers)
-    flops = sum(work.tokens) * (flops + _loss_flops(work, stage))
+    flops = sum(work.tokens) * Takeover(work, stage, frozenset()).flops
     nbytes = 2 * sum(x.nbytes for x in work.x)
     slowest = min(rates.downlink_bytes_per_s, rates.uplink_bytes_per_s)
     return max(flops / rates.flops_per_s, nbytes / slowest)
@@ -353,12 +351,7 @@ def _step_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
 
 def _repeat_s(work: StepWork, stage: PlannedStage, rates: DeviceRates) -> float:
     """Return the predicted time in which a device repeats one step of a stage, in seconds."""
-    flops = sum(one.backward_flops for one in work.layers[stage.first : stage.stop])
-    flops = sum(work.tokens) * (flops + _loss_flops(work, stage))
+    forward = sum(layer.forward_flops for layer in work.layers[stage.first : stage.stop])
+    flops = sum(work.tokens) * (Takeover(work, stage, frozenset()).flops - forward)
     nbytes = 2 * sum(x.nbytes for x in work.x)
     return max(flops / rates.flops_per_s, nbytes / rates.downlink_bytes_per_s)
-
-
-def _loss_flops(work: StepWork, stage: PlannedStage) -> int:
-    """Return the FLOPs per token of the loss, if the stage computes it."""
-    return work.loss.flops if stage.loss and work.loss is not None else 0

@@ -112,7 +112,8 @@ class StagePasses(DeviceArrays):
 
     def last(self, request: StageRequest, x: StageArray) -> None:
         """Request the last stage's forward pass, loss and backward pass for a micro-batch."""
-        tokens, embeds = self.work.tokens[request.batch], self.work.embeds_inside
+        tokens = self.work.tokens[request.batch]
+        embeds = self.work.inner_embedding is not None
         x_array = self._embedded(request, x, tokens) if embeds else self._put(x)
         y, kept = self._forward(request, request.layers, x_array, tokens)
         if not embeds:

@@ -134,8 +134,8 @@ class StageRuns:
             of = "" if len(capable) == count else f"of the {len(capable):,} that could, "
             whose = "it is not yours" if count == 1 else f"{of}none is yours"
             return (
-                f"{none}: {whose} (pair it with `cleave pair --own`, mark it "
-                f"with `cleave devices own NAME`, or start the server with --stages-on any)"
+                f"{none}: {whose} (pair it with `cleave pair --own`, mark it with "
+                f"`cleave devices own NAME`, or start the server with --stages-on any)"
             )
         that = "it is" if count == 1 else "all that could are"
         return f"{none}: {that} being measured, set aside or about to leave"
@@ -271,7 +271,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot. With `device`, do so only if this device has a part of it.
+        """Abandon the current snapshot, if any, and if `device` (unless None) has a part of it.
 
         Return the instructions to carry out.
         """

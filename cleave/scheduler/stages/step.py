@@ -100,7 +100,7 @@ class StageStep:
         # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
-        if work.embedding is not None and not work.embeds_inside:
+        if work.embedding is not None and work.inner_embedding is None:
             self._last.embeds = work.batches
             self._last.batches *= 1 + work.embeds
         self._requests: set[StageRequest] = set()

@@ -190,7 +190,7 @@ class LoggedStep:
     def backward(self, stage: int) -> list[int]:
         """Return the numbers of a stage's passes that add gradients to sums, in order."""
         x, dy = self.x[stage], self.dy[stage]
-        return [number for number in sorted(x) if number < len(self.work.tokens) or number in dy]
+        return [number for number in sorted(x) if number < self.work.batches or number in dy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +302,11 @@ class StepWork:
         return [*self.stages, *self.slices]
 
     @property
-    def embeds_inside(self) -> bool:
-        """Return whether one stage computes everything, from token IDs to the loss."""
-        return self.embedding is not None and self.stages[0].is_whole
+    def inner_embedding(self) -> EmbeddingWork | None:
+        """Return the embedding if one stage computes everything from token IDs; otherwise None."""
+        if self.embedding is None or not self.stages[0].is_whole:
+            return None
+        return self.embedding
 
     @property
     def batches(self) -> int:
@@ -339,7 +341,7 @@ class StepWork:
         weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
         elements = sum(each.rows * each.columns for part in parts for each in part.sums.values())
         gradients = elements * gradient_bytes
-        activations = 0 if self.embeds_inside else sum(x.nbytes for x in self.x)
+        activations = sum(x.nbytes for x in self.x) if self.inner_embedding is None else 0
         between, at_ps = 2 * (len(self.stages) - 1), int(self.loss is None)
         passes = between + at_ps + len(self.slices)
         embedding = int(self.embedding is not None)  # of the first stage's input

@@ -105,7 +105,7 @@ from cleave.workload.registry import ModelSpec
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
 _SAMPLE_TOKENS: Final = 60
-_MANY_EPOCHS: Final = 3  # passes over the data above which a note says how many there will be
+_MANY_EPOCHS: Final = 3  # passes over the data from which a note says how many there will be
 
 
 class Trainer:

@@ -450,9 +450,8 @@ class Auditor:
     ) -> list[Array]:
         """Return the input of each layer of a stage, followed by the stage's output."""
         x = _array(record.x[batch])
-        if work.embedding is not None and record.plan.is_whole:
-            feed = {names.IDS: x, **_arrays(work.embedding.parameters)}
-            x = self.run(work.embedding.forward, feed, rounding)[names.Y]
+        if work.inner_embedding is not None:
+            x = self._embedded(work.inner_embedding, record.x[batch], rounding)
         given = [moved(x, rounding.noise)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
@@ -495,8 +494,8 @@ class Auditor:
             feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, rounding.noise)}
             feed |= _arrays(layer.inputs(batch))
             dy = self._add(layer.backward, feed, number, layer.sums, totals, rounding)[names.DX]
-        if work.embedding is not None and record.plan.is_whole:
-            self._add_embedding(work.embedding, record.x[batch], dy, totals, rounding)
+        if work.inner_embedding is not None:
+            self._add_embedding(work.inner_embedding, record.x[batch], dy, totals, rounding)
         return given[-1], dy, loss
 
     def repeat_embedding(
@@ -515,6 +514,9 @@ class Auditor:
         """
         if dy is not None:
             self._add_embedding(embedding, ids, _array(dy), totals, rounding)
+        return self._embedded(embedding, ids, rounding)
+
+    def _embedded(self, embedding: EmbeddingWork, ids: StageArray, rounding: Rounding) -> Array:
         feed = {names.IDS: _array(ids), **_arrays(embedding.parameters)}
         return self.run(embedding.forward, feed, rounding)[names.Y]
 

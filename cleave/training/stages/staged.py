@@ -172,9 +172,10 @@ class StagedModel:
         self.runtime = runtime
         self.resident: ResidentState | None = None
         self.replays: ReplayAudits | None = None
-        # Calls `keep_on_devices` if the next step is predicted to be faster with state on devices.
+        # Both call `keep_on_devices` with `head`: `_offered` if the next step is predicted to be
+        # faster with state on devices, `_undecided` in any case, once devices are connected.
         self._offered: Callable[..., None] | None = None
-        self._offer_is_optional = True
+        self._undecided: Callable[..., None] | None = None
         self._planner = planner
         self._wanted: UpdateWanted | None = None  # set until the step's update is in the log
         self._updates = False  # whether devices may already run this step's update
@@ -368,11 +369,12 @@ class StagedModel:
         storage = storage or StateStorage()
         if storage.stored:
             head = bool(storage.stored[-1].losses)
-        elif if_faster or head is None:
-            if not if_faster:
-                check_resident(self.work, optimizer.rule)
-            kept = partial(self.keep_on_devices, optimizer, storage, planner=planner)
-            self._offered, self._offer_is_optional = kept, if_faster
+        elif if_faster:
+            self._offered = partial(self.keep_on_devices, optimizer, storage, planner=planner)
+            return
+        elif head is None:
+            check_resident(self.work, optimizer.rule)
+            self._undecided = partial(self.keep_on_devices, optimizer, storage, planner=planner)
             return
         self.resident = state = ResidentState(
             self.work, optimizer, storage, self.runtime.now(), self._say, head=bool(head)
@@ -396,7 +398,7 @@ class StagedModel:
         optimizer.on_devices = DeviceUpdates(state.names, self._squares, self._update)
 
     def _moves_state(self, batch: Rows, plan: StagePlan) -> bool:
-        """Move the state to devices if that is optional and is predicted to be faster.
+        """Move the state to devices if that was offered and is predicted to be faster.
 
         Return True if the state has moved, so that the step must be planned again.
         """
@@ -421,11 +423,11 @@ class StagedModel:
         """Return whether a device should keep the LM head, and can also embed this batch."""
         if forecast.stages is None or not forecast.stages[0].resident_head:
             return False
+        if not self.work.is_tied:
+            return True
         try:
-            return not self.work.is_tied or bool(
-                batch.is_ids_only and self.work.embedding_graphs.trainable
-            )
-        except LayerGraphError as error:
+            return batch.is_ids_only and bool(self.work.embedding_graphs.trainable)
+        except LayerGraphError as error:  # the embedding cannot be exported
             self._say(f"the server computes the embedding and the loss: {error}")
             return False
 
@@ -978,16 +980,16 @@ class StagedModel:
         if self._resumes and self._log_plan is not None:
             self._resumes = False
             self._resume(self._log_plan, batch)
-        if self._offered is not None and not self._offer_is_optional and self.plans.devices():
-            offered, self._offered = self._offered, None
+        if self._undecided is not None and self.plans.devices():
+            keep, self._undecided = self._undecided, None
             there = self.plans.with_state_on_devices(batch.ids, self.work)
-            offered(head=self._head_moves(batch, there))
+            keep(head=self._head_moves(batch, there))
         if self._log_plan is not None:
             # `StageStep` replaces devices that have left. `plan` may have a newer forecast.
             return self.plan or self._log_plan
         try:
             plan = self.plans.plan_for(batch.ids, self.work)
-            if plan is not None and self._offered is not None and not self._offer_is_optional:
+            if plan is not None and self._undecided is not None:
                 self.plans.plan = None  # the first devices have just joined
                 return self._plan_for(batch)
             return plan

@@ -21,9 +21,9 @@ export enum Work {
   LAYERS = "layers",
 }
 
-/** What a device may expect of the training that runs, or would run. */
+/** What a device can expect from the training that runs. */
 export enum Outlook {
-  /** Work, or nothing that speaks against it. */
+  /** Work, as far as is known. */
   WORK = "work",
   /** The server trains alone at the moment, and may find a use for devices at any time. */
   ALONE = "alone",
@@ -33,7 +33,7 @@ export enum Outlook {
   NEVER = "never",
 }
 
-/** Who gets the work of a training that has none for this device. */
+/** The devices that get the work of a training that has none for this device. */
 export enum Others {
   NOBODY = "nobody",
   /** Devices of the server's owner. */
@@ -50,9 +50,9 @@ export interface Training {
   readonly devices: number | null;
   /** What one of them moves of data a second: 0 without work for them; null where unknown. */
   readonly bytes_per_device_s: number | null;
-  /** What one moved of data when devices had work last; null where unknown. */
+  /** The data that a device moved when devices last had work; null if unknown. */
   readonly usual_bytes_per_device_s: number | null;
-  /** The kinds of work that it gives; null where unknown. */
+  /** The kinds of work that it gives; null if unknown. */
   readonly work: readonly Work[] | null;
   /** Whether its settings exclude other kinds of work. */
   readonly settled: boolean;
@@ -70,7 +70,7 @@ export interface Project {
   readonly key: Key;
   /** Whether the device is one of those of the server's owner. */
   readonly own: boolean;
-  /** Why the key was withdrawn; "" where nobody says. */
+  /** Why the key was withdrawn; "" if unknown. */
   readonly reason: string;
   /** Hours since 1970, and the FLOPs of all devices in that hour. */
   readonly hours: readonly (readonly [number, number])[];
@@ -136,7 +136,7 @@ export function isDead(key: Key): boolean {
   return key !== Key.OPEN && key !== Key.KNOWN && key !== Key.UNTOLD;
 }
 
-/** Who gets the work instead of this device. */
+/** The devices that get the work instead of this one. */
 export function otherHelpers(project: Project): Others {
   if (project.training.work?.length === 0) return Others.NOBODY;
   return mayTrainLayers(project) ? Others.ABLE : Others.OWN;

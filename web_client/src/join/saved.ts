@@ -73,7 +73,7 @@ export class Saved {
     return this.#write(`cleave.credential.${server}`, credential) && this.#write(LATEST, server);
   }
 
-  /** Forget everything of a server, and the owner's choices. The data of today stay counted. */
+  /** Forget everything about a server, and the owner's choices, but not today's data use. */
   forget(server: string): void {
     this.helping = null;
     const kinds = ["credential", "contribution", "rate", "title"];
@@ -106,7 +106,7 @@ export class Saved {
     this.#write(`cleave.rate.${server}`, bytes_per_s);
   }
 
-  /** Who asked for devices when a server answered last; "" where that is not known. */
+  /** Who asked for devices when a server last answered; "" if unknown. */
   title(server: string): string {
     const title = this.#read(`cleave.title.${server}`);
     return typeof title === "string" ? title : "";

@@ -179,8 +179,9 @@ export function Ready(props: ReadyProps) {
           </li>
           <li data-figure="use">{dataUse(props)}</li>
           <li>
-            When it connects, it may test the connection: at first, and about once a day. A test
-            uses up to {testMegabytes(thing)}&nbsp;MB.
+            When it connects, it tests the connection
+            {thing === "computer" ? "" : ", usually once a day"}. A test uses up to{" "}
+            {testMegabytes(thing)}&nbsp;MB.
           </li>
           {thing === "computer" ? null : (
             <li>

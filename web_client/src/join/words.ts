@@ -7,7 +7,7 @@ import { ErrorCode } from "../protocol/messages";
 import type { Thing } from "./names";
 import { Key, Others, Outlook } from "./project";
 
-/** Why a device does not connect that the training has no work for. */
+/** Reason for which a device leaves if the training has no work for it. */
 export const NO_WORK = "There is no work for it.";
 
 /** A state in words: a line to read out, and what to do, if anything. */
@@ -33,11 +33,11 @@ export interface Situation {
   /** State of the job that runs, or ran last; "" where there is none. */
   readonly training: string;
   readonly outlook: Outlook;
-  /** Who gets the work, if this device gets none. */
+  /** The devices that get the work, if this device gets none. */
   readonly others: Others;
   /** What the browser's key is worth. */
   readonly key: Key;
-  /** Why the key was withdrawn; "" where nobody says. */
+  /** Why the key was withdrawn; "" if unknown. */
   readonly reason: string;
   /** Whether another tab took over and has ended since. */
   readonly alone: boolean;
@@ -79,7 +79,7 @@ export function said({ notice }: Status, now: Situation): Said {
   }
 }
 
-/** Why a training has no work for a device, for people. */
+/** Say why a training has no work for a device. */
 export function whoseWork(others: Others, title: string): string {
   switch (others) {
     case Others.NOBODY:
@@ -91,7 +91,7 @@ export function whoseWork(others: Others, title: string): string {
   }
 }
 
-/** Nothing is to be done here. */
+/** Tell the owner that there is nothing to do here, and why. */
 function noWork({ title, thing, others }: Situation): Said {
   const own = others === Others.OWN;
   return {
@@ -107,9 +107,9 @@ function noWork({ title, thing, others }: Situation): Said {
 }
 
 /**
- * What the page says of a key that admits nobody.
+ * What the page says about a key that admits nobody.
  *
- * @param reason why it was withdrawn; "" where nobody says
+ * @param reason why it was withdrawn; "" if unknown
  */
 export function deadKey(key: Key, title: string, thing: Thing, reason = ""): Said {
   const who = title || "whoever sent it";
@@ -125,7 +125,7 @@ export function deadKey(key: Key, title: string, thing: Thing, reason = ""): Sai
     case Key.VOID:
       return { headline: "This link was withdrawn", detail: another };
     case Key.REVOKED:
-    case Key.KNOWN: // until the server has said more of the key that it has just refused
+    case Key.KNOWN: // the server has just refused it, and not yet said why
       return {
         headline: `This ${thing} may not help any more`,
         detail: [

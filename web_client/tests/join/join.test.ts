@@ -308,7 +308,7 @@ test.each([
   expect(outlook(readProject({ training: { state: "paused", work, settled } }), true)).toBe(WORK);
 });
 
-test("a device without work is told why, and that nothing is to be done", () => {
+test("a device without work is told why, and that there is nothing to do", () => {
   const paused = { ...NOTICE, state: State.PAUSED, reason: NO_WORK };
   const told = (others: Others) =>
     said({ ...STATUS, notice: paused }, { ...NOW, training: "running", outlook: NEVER, others });
@@ -393,7 +393,7 @@ test("a browser forgets a server and the choices, on demand", () => {
   expect(saved.title("S")).toBe("Jonas");
   saved.forget("S");
   expect(saved.title("S")).toBe("");
-  expect(saved.dataUse().day?.bytes).toBe(5); // the limit of today does not start anew
+  expect(saved.dataUse().day?.bytes).toBe(5); // today's limit still counts it
   expect(saved.device({ code: "", server: "", app: false })).toBeNull();
   expect(saved.contribution("S").seconds).toBe(0);
   expect(saved.choices(STANDARD)).toEqual(STANDARD);
