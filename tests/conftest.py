@@ -136,6 +136,17 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture(autouse=True)
+def _same_priority() -> Iterator[None]:
+    """Fail a test that lowers the priority of this process, as a device with a policy does.
+
+    All tests that follow in this process, and the processes that they start, would be slow.
+    """
+    before = os.nice(0)
+    yield
+    assert os.nice(0) == before
+
+
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
     """What Cleave has logged since the test began, as the lines that `cleave serve` prints."""
