@@ -45,8 +45,11 @@ NOT_UNIT = (
 )  # fmt: skip
 """Folders and files of tests that need a JVM, a browser, processes or a network, or train long."""
 
-LONGEST = ("test_join.py", "test_blocked_attention.py", "test_staged.py", "test_lora.py")
-"""Left for last, these would keep one worker busy while the other has nothing to do."""
+LONGEST = (
+    "test_join.py", "test_stages.py", "test_discovery.py", "test_local_updates.py",
+    "test_resident_resume.py",
+)  # fmt: skip
+"""Left for last, these would keep one worker busy while the others have nothing to do."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
