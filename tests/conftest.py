@@ -6,6 +6,7 @@ import gc
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -13,10 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cleave.machine import backends
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
 from tests.examples import examples, thorough
@@ -139,6 +142,18 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_measurements() -> Iterator[None]:
+    """Measure speeds of this machine for a moment only: no test depends on their accuracy."""
+    measured = backends._mean_s
+
+    def shortly(run: Callable[[], object], least_s: float, clock: Callable[[], float]) -> float:
+        return measured(run, 0.01 if clock is time.perf_counter else least_s, clock)
+
+    with mock.patch.object(backends, "_mean_s", shortly):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_priority() -> Iterator[None]:
     """Fail a test that lowers the priority of this process, as a device with a policy does.
@@ -162,7 +177,7 @@ def notes() -> Iterator[list[str]]:
 def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small text to train on: enough for a few steps, read in no time."""
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    lines = [f"def step_{i}(a, b):\n    return a * {i} + b - {i % 7}\n" for i in range(3000)]
+    lines = [f"def step_{i}(a, b):\n    return a * {i} + b - {i % 7}\n" for i in range(500)]
     path.write_text("\n".join(lines))
     return path
 

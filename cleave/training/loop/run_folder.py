@@ -288,7 +288,7 @@ class RunFolder:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(8, 5), layout="constrained")
+        figure = Figure(figsize=(8, 5))
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         if compared:  # wide, so that it stays visible below an equal curve
@@ -301,7 +301,7 @@ class RunFolder:
             axes.plot(*zip(*evaluation, strict=True), marker="o", markersize=4, label="validation")
         axes.set(title=f"Loss of {self.path.name}", xlabel="step", ylabel="loss (nats per token)")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper right")
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=120)
         try:
