@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from cleave.machine import backends
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
 from tests.examples import examples, thorough
 from tests.log_lines import LogLines, logged
 from tests.machine import swiftshader
@@ -154,6 +155,20 @@ def _short_measurements() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _draw() -> Iterator[Callable[[RunFolder], Path | None]]:
+    """Draw no loss.png after each run, and return what draws it; see `plots`."""
+    draw = RunFolder.plot
+    with mock.patch.object(RunFolder, "plot", return_value=None):
+        yield draw
+
+
+@pytest.fixture
+def plots(_draw: Callable[[RunFolder], Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this test's runs draw loss.png, as they do for users."""
+    monkeypatch.setattr(RunFolder, "plot", _draw)
+
+
 @pytest.fixture(autouse=True)
 def _same_priority() -> Iterator[None]:
     """Fail a test that lowers the priority of this process, as a device with a policy does.
@@ -186,7 +201,6 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], list[float]]:
     """The losses of a job in plain PyTorch, in this process."""
     from cleave.training.loop.context import TrainContext
-    from cleave.training.loop.run_folder import RunFolder
     from cleave.training.loop.start import train
 
     @cache

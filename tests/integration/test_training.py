@@ -133,6 +133,7 @@ def test_resuming_continues_to_the_same_losses(
     assert written == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("plots")
 def test_a_run_folder_holds_what_was_done(
     job: JobSpec, tmp_path: Path, planner: TilePlanner
 ) -> None:

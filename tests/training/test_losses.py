@@ -104,6 +104,7 @@ JOB = JobSpec("opt-nano", steps=3, batch=2, seq=32, checkpoint_every=0, method="
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plots")
 def test_a_fleets_losses_are_shown_beside_plain_pytorchs(tmp_path: Path) -> None:
     plain = steps_of(trained(replace(JOB, steps=2), RunFolder(tmp_path / "plain")))
     job = replace(JOB, method="tiles", steps=3, against=str(tmp_path / "plain"), warmup_steps=1)

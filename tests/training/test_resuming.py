@@ -91,6 +91,7 @@ def test_the_best_checkpoint_is_the_best_of_the_run_that_remains(
     assert len(losses) == 8
 
 
+@pytest.mark.usefixtures("plots")
 def test_nothing_of_what_was_thrown_away_is_left(
     tmp_path: Path, corpus_file: Path, held_out: dict[int, float]
 ) -> None:

@@ -127,6 +127,7 @@ def test_rewinding_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("plots")
 def test_plot_draws_what_was_recorded(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.append({"event": "started"})
