@@ -22,18 +22,19 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+SIZES: dict[str, Any] = {"initializer_range": 0.4, "max_position_embeddings": 256}
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a model of large random weights that has no chat template."""
-    return save_model(tmp_path_factory.mktemp("plain"), initializer_range=0.4)
+    return save_model(tmp_path_factory.mktemp("plain"), **SIZES)
 
 
 @pytest.fixture(scope="module")
 def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the same model with a chat template."""
-    folder = save_model(tmp_path_factory.mktemp("talks"), initializer_range=0.4)
+    folder = save_model(tmp_path_factory.mktemp("talks"), **SIZES)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from cleave.errors import to_install
+from cleave.machine.graph_choice import examined, runners
 from cleave.planner.forecast import Forecast, refused
 from cleave.planner.plan import Method
 from cleave.workload.registry import find_model
@@ -38,7 +42,16 @@ def lines(*arguments: str, code: int = 0) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.fixture(scope="module")
+def _measured_once() -> Iterator[None]:
+    """Measure each runner once for all tests, which takes a second."""
+    # A runner equals itself only, so the runners are listed once, too.
+    with mock.patch.multiple(machine_checks_of, runners=cache(runners), examined=cache(examined)):
+        yield
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_measured_once")
 def test_this_machine_has_what_the_suite_needs(tmp_path: Path) -> None:
     found = document("--runs", str(tmp_path / "runs"))
     assert found["good"]
@@ -53,6 +66,7 @@ def test_this_machine_has_what_the_suite_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_measured_once")
 def test_what_is_missing_is_named_with_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_changed_fleet_is_asked_anew() -> None:
 def test_a_fleet_that_is_busy_otherwise_is_not_asked() -> None:
     profile = FleetDevice("test", 1e15, 1e15, 1e15, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
-        selective = SelectiveFleet(fleet, fleet, _selector(1e-3), keep=True)
+        selective = SelectiveFleet(fleet, fleet, _selector(0.1), keep=True)
         with selective.left_alone():
             _multiply(selective)
         assert fleet.counters().blocks == 0
@@ -99,7 +99,7 @@ def test_a_fleet_keeps_what_is_faster_here(
 ) -> None:
     profile = FleetDevice("test", 1e15, bytes_per_s, bytes_per_s, 0.0, 2**30)
     with cleave.emulated([profile]) as fleet:
-        selective = SelectiveFleet(fleet, fleet, _selector(1e-3), keep=keep)
+        selective = SelectiveFleet(fleet, fleet, _selector(0.1), keep=keep)
         _multiply(selective)
         assert (fleet.counters().blocks > 0) is bool(blocks)
         summary = selective.kept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
@@ -29,11 +30,17 @@ LOOPBACK = ("127.0.0.1",)
 PIN = "sha256:" + "0f" * 32
 NAME = f"box-{os.getpid()}"  # other tests of this machine may announce servers, too
 
-# `cleave` in a process that looks for servers on loopback only.
-CLEAVE = """
-from functools import partial
+LOOK_S = 1.5  # on loopback, only the second question is answered, after 1 second
+
+# `cleave` in a process that looks for servers on loopback only, until one of this test answers.
+CLEAVE = f"""
 from cleave.transport import discovery
-discovery.find_servers = partial(discovery.find_servers, interfaces=("127.0.0.1",))
+look = discovery.find_servers
+def find_servers():
+    while not (found := [x for x in look({LOOK_S}, {LOOPBACK}) if x.name.startswith({NAME!r})]):
+        pass
+    return found
+discovery.find_servers = find_servers
 from cleave_cli.main import main
 main()
 """
@@ -41,8 +48,16 @@ main()
 pytestmark = pytest.mark.slow
 
 
-def found(name: str) -> list[Announcement]:
-    return [each for each in find_servers(2.0, LOOPBACK) if each.name == name]
+def found(*names: str) -> list[Announcement]:
+    """Look until the servers of these names answer. Return all that this test announces."""
+    seen: list[Announcement] = []
+
+    def answered() -> bool:
+        seen[:] = [x for x in find_servers(LOOK_S, LOOPBACK) if x.name.startswith(NAME)]
+        return set(names) <= {each.name for each in seen}
+
+    until(answered)
+    return seen
 
 
 def announcement(server: Server, name: str, **changes: str) -> Announcement:
@@ -52,44 +67,32 @@ def announcement(server: Server, name: str, **changes: str) -> Announcement:
     return Announcement(name, "Ada's lab", LOOPBACK, port, fingerprint, server.fingerprint != "")
 
 
-def test_what_is_announced_is_found_until_it_ends() -> None:
-    what = Announcement(NAME, "Ada's lab", ("192.0.2.7", "2001:db8::1"), 8765, PIN, True)
-    with announced(what, LOOPBACK):
-        until(lambda: found(NAME))
-        (seen,) = found(NAME)
-        assert seen == what
-        url = parse_join_url("wss://192.0.2.7:8765/ws#c=CODE&fp=" + PIN)
-        assert seen.url("192.0.2.7", "CODE") == url
-        assert seen.url("2001:db8::1").address == "wss://[2001:db8::1]:8765/ws"
-    until(lambda: not found(NAME))
-
-
-def test_long_names_and_titles_are_cut() -> None:
-    long = Announcement(f"{NAME}-" + "ä" * 60, "ß" * 300, ("192.0.2.7",), 1, "", False)
-    with announced(long, LOOPBACK):
-        until(lambda: [each for each in find_servers(2.0, LOOPBACK) if each.title[:1] == "ß"])
-
-
-def test_what_others_announce_under_this_name_is_left_out() -> None:
-    wrong: dict[str, dict[str, str]] = {
-        f"{NAME}-bare": {},
-        f"{NAME}-later": {"v": "2", "tls": "1"},
-        f"{NAME}-short": {"v": "1", "tls": "1", "fp": "sha256:12"},
-        f"{NAME}-open": {"v": "1", "tls": "0", "fp": PIN},
-    }
+def test_what_is_announced_is_found_until_it_ends_and_what_is_invalid_is_left_out() -> None:
+    """Long names and titles are cut. One responder announces the invalid services and a valid one,
+    so a look that finds the valid one has seen all."""
+    valid = {"v": "1", "tls": "1", "fp": PIN}
+    none: dict[str, str] = {}
+    invalid = none, {"v": "2", "tls": "1"}, {**valid, "fp": "sha256:12"}, {**valid, "tls": "0"}
+    what = Announcement(
+        f"{NAME}-long-" + "ä" * 60, "ß" * 300, ("192.0.2.7", "2001:db8::1"), 8765, PIN, True
+    )
+    cut = replace(what, name=what.name.encode()[:50].decode(errors="ignore"), title="ß" * 100)
+    other = Announcement(f"{NAME}-valid", "", ("192.0.2.7",), 1, PIN, True)
     with closing(Zeroconf(list(LOOPBACK))) as network:
-        for name, properties in wrong.items():
+        for label, properties in (("valid", valid), *enumerate(invalid)):
             network.register_service(
                 ServiceInfo(
-                    SERVICE, f"{name}.{SERVICE}", port=1, properties=properties,
+                    SERVICE, f"{NAME}-{label}.{SERVICE}", port=1, properties=properties,
                     parsed_addresses=["192.0.2.7"],
                 ),
                 cooperating_responders=True,  # does not wait for others with the same name
             )  # fmt: skip
-        right = Announcement(NAME, "", ("192.0.2.7",), 8765, "", False)
-        with announced(right, LOOPBACK):
-            until(lambda: found(NAME))
-            assert {each.name for each in find_servers(2.0, LOOPBACK)}.isdisjoint(wrong)
+        with announced(what, LOOPBACK):
+            assert found(other.name, cut.name) == [cut, other]
+        until(lambda: found(other.name) == [other])
+    url = parse_join_url("wss://192.0.2.7:8765/ws#c=CODE&fp=" + PIN)
+    assert cut.url("192.0.2.7", "CODE") == url
+    assert cut.url("2001:db8::1").address == "wss://[2001:db8::1]:8765/ws"
 
 
 def test_of_several_addresses_one_that_accepts_connections_is_used() -> None:
@@ -138,86 +141,64 @@ def answer(process: subprocess.Popen[str], text: str) -> None:
     process.stdin.flush()
 
 
-def test_a_device_finds_a_server_asks_and_joins_with_a_code(tmp_path: Path) -> None:
+def choosing(
+    looked: list[Announcement], state: Path, said: str, monkeypatch: pytest.MonkeyPatch
+) -> subprocess.CompletedProcess[str]:
+    """`cleave join` without a URL in this process, to its end; what it reads on stdin is `said`.
+
+    Its look at the network returns `looked`.
+    """
+    monkeypatch.setattr("cleave.transport.discovery.find_servers", lambda: looked)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    monkeypatch.setenv("CLEAVE_STATE", str(state))
+    return here("join", "--backend", "numpy", "--threads", "1", "--name", "laptop")
+
+
+def test_a_device_finds_a_server_asks_and_joins_with_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, its credential goes only to the certificate that it knows; others need a code."""
     with ExitStack() as stack:
         app = stack.enter_context(open_app(str(tmp_path / "data"), "", ""))
         server = stack.enter_context(cleave.serve(auth=app.access, security=Security(TlsMode.AUTO)))
         app.open(server)
-        stack.enter_context(announced(announcement(server, NAME), LOOPBACK))
-        until(lambda: found(NAME))
         code = app.access.pair().text
-        with joining(tmp_path / "state") as device:
-            said = read_to(device, "0 for none [0]:")
-            number = re.search(rf"^(\d+): {NAME} \(Ada's lab\), port", said, re.MULTILINE)
-            assert number
-            assert f"certificate {server.fingerprint}" in said
-            assert code not in said
-            answer(device, number[1])
-            read_to(device, "prints on the server:")
-            answer(device, code.lower().replace("-", ""))
-            read_to(device, "joined as laptop")
-        with joining(tmp_path / "state") as again:  # the certificate is known: no code is needed
-            said = read_to(again, "0 for none [0]:")
-            number = re.search(rf"^(\d+): {NAME} \(", said, re.MULTILINE)
-            assert number
-            answer(again, number[1])
-            assert "code" not in read_to(again, "joined as laptop")
+        with announced(announcement(server, NAME), LOOPBACK):
+            with joining(tmp_path / "state") as device:
+                said = read_to(device, "0 for none [0]:")
+                assert re.search(rf"^1: {NAME} \(Ada's lab\), port", said, re.MULTILINE)
+                assert f"certificate {server.fingerprint}" in said
+                assert code not in said
+                answer(device, "1")
+                read_to(device, "prints on the server:")
+                answer(device, code.lower().replace("-", ""))
+                read_to(device, "joined as laptop")
+            with joining(tmp_path / "state") as again:  # the certificate is known: no code needed
+                read_to(again, "0 for none [0]:")
+                answer(again, "1")
+                assert "code" not in read_to(again, "joined as laptop")
+        with announced(announcement(server, f"{NAME}-false", fingerprint=PIN), LOOPBACK):
+            false = found(f"{NAME}-false")
+            assert [each.fingerprint for each in false] == [PIN]
+            asked = choosing(false, tmp_path / "state", "1\n\n", monkeypatch).stderr
+            assert "prints on the server:" in asked
 
 
-def test_whoever_announces_a_known_address_gets_no_credential(tmp_path: Path) -> None:
-    """A credential goes to the certificate that the device knows, or a code is asked for."""
-    with ExitStack() as stack:
-        app = stack.enter_context(open_app(str(tmp_path / "data"), "", ""))
-        server = stack.enter_context(cleave.serve(auth=app.access, security=Security(TlsMode.AUTO)))
-        app.open(server)
-        url = announcement(server, NAME).url("127.0.0.1", app.access.pair().text)
-        with joining_by(url.text, tmp_path / "state") as device:
-            read_to(device, "joined as laptop")
-        stack.enter_context(announced(announcement(server, NAME, fingerprint=PIN), LOOPBACK))
-        until(lambda: found(NAME))
-        with joining(tmp_path / "state") as device:
-            number = re.search(rf"^(\d+): {NAME} \(", read_to(device, "[0]:"), re.MULTILINE)
-            assert number
-            answer(device, number[1])
-            read_to(device, "prints on the server:")
-            answer(device, "")
-
-
-@contextmanager
-def joining_by(url: str, state: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "cleave_cli", "join", url, "--backend", "numpy"]
-    process = subprocess.Popen(
-        [*command, "--threads", "1", "--name", "laptop"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "CLEAVE_STATE": str(state)},
-    )  # fmt: skip
-    late = threading.Timer(PATIENCE_S, process.kill)  # another question would not be answered
-    late.start()
-    try:
-        yield process
-    finally:
-        late.cancel()
-        process.kill()
-        process.communicate()
-
-
-def test_nobody_joins_who_does_not_say_so(tmp_path: Path) -> None:
+def test_nobody_joins_who_does_not_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(cleave.serve())
         what = replace(announcement(server, NAME), title="Ada\n9: the real server (x")
         stack.enter_context(announced(what, LOOPBACK))
-        until(lambda: found(NAME))
-        with joining(tmp_path / "state") as device:
-            said = read_to(device, "[0]:")
-            assert "\n9:" not in said  # a title cannot look like another server
-            assert "no TLS: anyone on this network can read" in said
-            answer(device, "")
-            assert device.wait(PATIENCE_S) == 0
-        with joining(tmp_path / "state") as nobody:  # such as a service
-            assert nobody.stdin is not None
-            nobody.stdin.close()
-            read_to(nobody, "nobody answers here; pass the join URL that `cleave pair` prints\n")
-            assert nobody.wait(PATIENCE_S) == 2
-            nobody.stdin = None  # `communicate` would flush it
+        looked = found(NAME)
+        device = choosing(looked, tmp_path / "state", "\n", monkeypatch)
+        assert device.returncode == 0
+        assert "\n9:" not in device.stderr  # a title cannot look like another server
+        assert "no TLS: anyone on this network can read" in device.stderr
+        nobody = choosing(looked, tmp_path / "state", "", monkeypatch)  # such as a service
+        assert nobody.returncode == 2
+        assert nobody.stderr.endswith(
+            "nobody answers here; pass the join URL that `cleave pair` prints\n"
+        )
         assert server.fleet.device_count == 0
 
 
