@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 WEB_CLIENT: Final = Path(__file__).parents[2] / "web_client"
 
@@ -36,6 +36,7 @@ OTHER_HOST: Final = "server.test"
 def chromium() -> Iterator[Browser]:
     """A headless browser with WebGPU, in software where there is no GPU."""
     with sync_playwright() as playwright:
+        expect.set_options(timeout=120_000)  # 5 s by default, which a busy machine can take
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=[
