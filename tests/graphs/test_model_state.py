@@ -41,15 +41,6 @@ def test_layers_that_differ_in_their_number_alone_have_one_key(family: str) -> N
     assert len({key_of(model, number) for number in numbers}) == wanted
 
 
-def test_a_model_in_another_folder_has_the_same_key() -> None:
-    keys = set()
-    for folder in ("a", "b"):
-        model: Any = small_model("llama")
-        model.name_or_path = model.model.name_or_path = folder
-        keys.add(graph_key(model, tensors_of(model), X, {}, []))
-    assert len(keys) == 1
-
-
 @pytest.mark.nightly
 def test_a_key_is_the_same_in_another_process() -> None:
     done = subprocess.run(
