@@ -95,7 +95,7 @@ def test_a_phone_is_measured_once_a_day_also_by_a_server_that_starts_again(
     assert (moved_bytes(RELAY), moved_bytes(RELAY)) == (first, first)
 
 
-def test_a_computer_that_joins_again_is_measured_again(access: Access, clock: Clock) -> None:
+def test_a_computer_that_joins_again_is_measured_again(access: Access) -> None:
     """Its machine or network may have been busy the first time."""
     credential = come(access, code=access.pair().text).credential
     hello = replace(UNKNOWN, credential=credential, kind="laptop")

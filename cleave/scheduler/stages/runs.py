@@ -271,7 +271,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot, if any, and if `device` (unless None) has a part of it.
+        """Abandon the current snapshot. With `device`, do so only if that device has a part of it.
 
         Return the instructions to carry out.
         """

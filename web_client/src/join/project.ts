@@ -33,7 +33,7 @@ export enum Outlook {
   NEVER = "never",
 }
 
-/** The devices that get the work of a training that has none for this device. */
+/** Which devices get work if this one gets none. */
 export enum Others {
   NOBODY = "nobody",
   /** Devices of the server's owner. */
