@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,12 @@ import torch
 
 from cleave.planner.stages.resident import Protection
 from cleave.training.loop import ps_memory, resident_files, state_files, trainer
-from cleave.training.loop.checkpoint import DamagedCheckpointError, save_checkpoint, set_aside
+from cleave.training.loop.checkpoint import (
+    DamagedCheckpointError,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+)
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec, MemoryMode
 from cleave.training.loop.records import Record, StepRecord
@@ -39,6 +45,7 @@ from cleave.training.stages.staged import StagedModel
 from cleave.training.stages.step_log import LogFolder
 from cleave.workload.build import load_folder
 from emulator.virtual import emulated
+from profiles.fleet_device import FleetDevice
 from tests.training.runs import losses, nightly, save_model
 
 STEPS = 9
@@ -81,12 +88,14 @@ class Killer:
         return call
 
 
-def run(job: JobSpec, folder: RunFolder, devices: int = 2, **how: Any) -> list[Record]:
+def run(
+    job: JobSpec, folder: RunFolder, devices: int | list[FleetDevice] = 2, **how: Any
+) -> list[Record]:
     """Train, or resume, on a fleet of new devices."""
     seen: list[Record] = []
     resume = folder.config_path.exists()
     with (
-        emulated(devices, seed=devices) as fleet,
+        emulated(devices, seed=2) as fleet,
         mock.patch.object(StagePlans, "protection", return_value=Protection(2, 9)),
     ):
         train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True, **how)
@@ -211,6 +220,40 @@ def test_without_checkpoints_nothing_is_kept(tmp_path: Path, corpus_file: Path) 
     folder = RunFolder(tmp_path)
     run(job_of(corpus_file, checkpoint_every=0), folder)
     assert not (folder.path / RESIDENT).exists()
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_checkpoints_after_a_time_are_made_of_snapshots_while_devices_work(
+    tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, head: bool
+) -> None:
+    """Devices do not stop to return their state, and a run resumes from such a checkpoint."""
+    monkeypatch.setattr(StagedModel, "_head_moves", lambda *_: head)
+    job = job_of(corpus_file, checkpoint_every="0.001s", save_total_limit=99, eval_every=0)
+    plain, folder = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "run")
+    wanted = losses(replace(job, method="local", state="server", checkpoint_every=1), plain)
+    monkeypatch.setattr(ResidentState, "of_fetch", Killer(1, after=False).wrapped(None))
+    with pytest.raises(KilledError):  # when it fetches the state, after the last step
+        run(job, folder, [FleetDevice(f"d{n}", 1e9, 1e9, 1e9, 0.0, 2**31) for n in range(2)])
+    monkeypatch.undo()
+    monkeypatch.setattr(StagedModel, "_head_moves", lambda *_: head)
+    found = held_steps(folder.path / CHECKPOINTS)
+    assert found
+    assert max(found) < STEPS
+    for step in found:
+        mine, other = (
+            load_checkpoint(each.path / CHECKPOINTS / f"step-{step:06d}")
+            for each in (folder, plain)
+        )
+        assert mine.meta["position"] == other.meta["position"]
+        assert mine.tensors.keys() == other.tensors.keys()
+        for name, tensor in mine.tensors.items():
+            torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-3, atol=5e-5)
+    shutil.rmtree(folder.path / RESIDENT)
+    again = [record.step for record in run(job, folder) if isinstance(record, StepRecord)]
+    assert again == [*range(max(found) + 1, STEPS + 1)]
+    assert [r["loss"] for r in folder.records() if r.get("event") == "step"] == pytest.approx(
+        wanted, rel=1e-5
+    )
 
 
 def test_two_halves_of_a_checkpoint_are_of_one_process(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ layers/     the layers' weights and optimizer state, from the last snapshot that
 rest/       everything else in a checkpoint, from the same step
 log/        all later steps; see `cleave.training.stages.step_log`
 
-A thread writes the first two in the background. Their tensors do not change before the next update.
+A thread writes the first two in the background. From a complete pair, it also makes a regular
+checkpoint if one is due, so devices need not stop for it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from torch import Tensor
 
@@ -36,6 +38,9 @@ from cleave.training.stages.step_log import LogFolder
 from cleave.training.stages.stored_steps import StoredStep
 
 _ALL: Final = 2**31  # value of `keep` that keeps all checkpoints
+
+# Writes a checkpoint, given its step, tensors and metadata.
+SaveCheckpoint: TypeAlias = Callable[[int, Mapping[str, Tensor], Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class ResidentFiles:
         self._rest = -1  # step of the newest checkpoint in `rest`
         self._note = note
         self._thread = ThreadPoolExecutor(1, "cleave-snapshot")
-        self._writing: list[Future[None]] = []
+        self._writing: list[tuple[str, Future[None]]] = []  # with the name of the folder
         # If one half of a later checkpoint is damaged, remove the other half, too. Otherwise, this
         # process could write the damaged half again, and the two halves would not match.
         for name in (LAYERS, REST):
@@ -84,16 +89,22 @@ class ResidentFiles:
         state: ResidentState,
         tensors: Mapping[str, Tensor],
         meta: Mapping[str, Any],
-    ) -> None:
+        save: SaveCheckpoint | None = None,
+    ) -> bool:
         """Start writing the files that a restarted server needs, unless they are up to date.
 
-        Call `wait` before any of the tensors change.
+        Call `wait` before the tensors change.
 
         Args:
             step: number of completed steps.
             state: the state on devices.
             tensors: tensors of a checkpoint; for layers on devices, those of the snapshot.
             meta: metadata of a checkpoint after `step` steps.
+            save: writes a regular checkpoint. If devices have returned a new snapshot, the thread
+                calls this function with the checkpoint of the snapshot's step.
+
+        Returns:
+            Whether the thread will call `save`.
         """
         layers: dict[str, Tensor] = {}
         rest: dict[str, Tensor] = {}
@@ -104,9 +115,22 @@ class ResidentFiles:
         if step in (snapshot, state.under_way) and step > max(self._base, self._rest):
             self._write(REST, step, rest, meta, {snapshot, step})
             self._rest = step
-        if snapshot > self._base and snapshot <= self._rest:
-            self._write(LAYERS, snapshot, layers, {}, set())
-            self._base = snapshot
+        if not self._base < snapshot <= self._rest:
+            return False
+        self._write(LAYERS, snapshot, layers, {}, set())
+        self._base = snapshot
+        if save is not None:
+            self._submit(LAYERS, partial(self._make_checkpoint, snapshot, layers, save))
+        return save is not None
+
+    def _make_checkpoint(
+        self, step: int, layers: Mapping[str, Tensor], save: SaveCheckpoint
+    ) -> None:
+        """Call `save` with the layers and the rest of a complete pair, unless it is incomplete."""
+        if step in held_steps(self._run / LAYERS):
+            paths = newest_first(self._run / REST)
+            rest = load_checkpoint(next(path for path in paths if step_of(path) == step))
+            save(step, {**layers, **rest.tensors}, rest.meta)
 
     def _write(
         self,
@@ -131,12 +155,18 @@ class ResidentFiles:
                 needed = {*held_steps(self._run / LAYERS), *wanted}
                 remove_checkpoints(folder, lambda each: each not in needed)
 
-        self._writing.append(self._thread.submit(write))
+        self._submit(name, write)
 
-    def wait(self) -> None:
-        """Wait until all files are written."""
+    def _submit(self, name: str, write: Callable[[], None]) -> None:
+        self._writing.append((name, self._thread.submit(write)))
+
+    def wait(self, *, layers: bool = True) -> None:
+        """Wait until all files are written. Without `layers`, only wait for those in `rest`."""
         writing, self._writing = self._writing, []
-        for each in writing:
+        for name, each in writing:
+            if name == LAYERS and not layers:
+                self._writing.append((name, each))
+                continue
             try:
                 each.result()
             except CleaveError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -206,6 +206,8 @@ class Trainer:
         self.saved: int | None = None  # step of the last checkpoint
         self.in_checkpoints = True  # whether checkpoint `saved` is in the folder of checkpoints
         self.saved_s = context.clock()
+        # the last checkpoint that a thread has written from a snapshot
+        self._from_snapshot: tuple[int, Path] | None = None
         self.heldout = HeldOut()
         self.kept_loss = math.inf  # held-out loss of the checkpoint in best/
         self.compared = ComparedRun()
@@ -496,6 +498,7 @@ class Trainer:
         self.context.note(f"going back to step {self.step}, the last one without falsified results")
         if self._resident is not None:
             self._resident.begin_again()
+            self._note_from_snapshot()
         if (self.saved or 0) > self.step:
             self._save(CHECKPOINTS, keep=_ALL)
             remove_checkpoints(self.folder.path / CHECKPOINTS, lambda step: step > self.step)
@@ -529,13 +532,38 @@ class Trainer:
     def _keep_resident(self) -> None:
         """If devices keep state, write the files from which a killed server resumes here."""
         files, state = self._resident, self.fleet.resident if self.fleet is not None else None
-        if files is not None and state is not None:
-            files.follow(self.step, state, self._tensors(), self._meta())
+        if files is None or state is None:
+            return
+        self._note_from_snapshot()
+        interval, since_s = self.job.interval, self.context.clock() - self.saved_s
+        due = interval.seconds and interval.due(self.step, since_s)
+        save = self._save_snapshot if due and state.position > (self.saved or 0) else None
+        if files.follow(self.step, state, self._tensors(), self._meta(), save):
+            self.saved_s = self.context.clock()
 
-    def _state_changes(self) -> None:
+    def _save_snapshot(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+    ) -> None:
+        """Write a checkpoint of a snapshot. This runs in the thread of `ResidentFiles`."""
+        path = save_checkpoint(
+            self.folder.path / CHECKPOINTS,
+            step=step,
+            tensors=tensors,
+            meta=meta,
+            keep=self.job.save_total_limit,
+            sound_before=self.heldout.sound_before,
+        )
+        self._from_snapshot = step, path
+
+    def _note_from_snapshot(self) -> None:
+        found, self._from_snapshot = self._from_snapshot, None
+        if found is not None:
+            self._saved(*found)
+
+    def _state_changes(self, layers: bool) -> None:
         if self._resident is not None:
             self._keep_resident()  # with `--state auto`, the devices have the state only now
-            self._resident.wait()
+            self._resident.wait(layers=layers)
 
     def _updated(self, parameter: Tensor) -> None:
         """Send an updated parameter to devices if the next step follows without an evaluation."""
@@ -700,9 +728,11 @@ class Trainer:
         interval = self.job.interval
         if not interval or (self.saved == self.step and self.in_checkpoints):
             return False
-        since_s = self.context.clock() - self.saved_s
-        ended = self.step >= self.job.steps
-        return stopped or ended or interval.due(self.step, since_s)
+        if stopped or self.step >= self.job.steps:
+            return True
+        if interval.seconds and self.fleet is not None and self.fleet.resident is not None:
+            return False  # `_keep_resident` makes checkpoints, so that devices need not stop
+        return interval.due(self.step, self.context.clock() - self.saved_s)
 
     def save(self) -> None:
         """Write a checkpoint to resume from: weights, optimizer state and position in the data."""
@@ -716,15 +746,21 @@ class Trainer:
                 "connected device can return them"
             )
             return
-        if path := self._save(CHECKPOINTS, self.job.save_total_limit):
-            self.context.note(f"checkpoint written to {path}")
-        self.saved, self.saved_s = self.step, self.context.clock()
-        self.in_checkpoints = True
-        self._remove_old_best()
+        if self._resident is not None:
+            self._resident.wait()  # the thread may be writing a checkpoint, too
+        self._saved(self.step, self._save(CHECKPOINTS, self.job.save_total_limit))
+        self.saved_s = self.context.clock()
         if self.journal is not None:
             self.journal.covered(self.step)
         if self._resident is not None:
             self._resident.covered(self.step)
+
+    def _saved(self, step: int, path: Path | None) -> None:
+        """Note that the checkpoint of a step is complete. `path` is None on other ranks."""
+        if path is not None:
+            self.context.note(f"checkpoint written to {path}")
+        self.saved, self.in_checkpoints = step, True
+        self._remove_old_best()
 
     def _save(self, name: str, keep: int) -> Path | None:
         """Write a checkpoint to the subfolder `name`. On rank 0, return its path.

@@ -67,14 +67,15 @@ class StateStorage:
         updates: number of updates in the snapshot, since the run began.
         stored: later steps that an earlier process logged. The PS repeats its own part of these
             steps, and devices repeat their part before the next step.
-        changing: called before the snapshot or the rest of the model changes.
+        changing: called before tensors change, with True if these may be the snapshot's, and with
+            False if only the rest of the model changes.
     """
 
     log: LogFolder | Path | None = None
     files: StateFiles | None = None
     updates: int = 0
     stored: Sequence[StoredStep] = ()
-    changing: Callable[[], None] = lambda: None
+    changing: Callable[[bool], None] = lambda layers: None
 
     @property
     def folder(self) -> Path | None:
@@ -247,7 +248,7 @@ class ResidentState:
 
         Do not call this during a step, because devices may be receiving the old snapshot.
         """
-        self.changing()
+        self.changing(True)
         rows: dict[StageArray, dict[int, Any]] = {}
         for (array, first), payload in snapshot.state.items():
             rows.setdefault(array, {})[first] = payload
@@ -287,7 +288,7 @@ class ResidentState:
         Returns:
             The number of updates that are undone.
         """
-        self.changing()
+        self.changing(True)
         undone = self.updates - saved.position
         for array, tensor in self.tensors.items():
             saved.layers.copy_to(array, tensor)

@@ -493,7 +493,7 @@ class StagedModel:
         """Run the optimizer step on devices and add the step to the log."""
         assert self.resident is not None
         assert self._step_work is not None
-        self.resident.changing()
+        self.resident.changing(False)
         if self._repeats is not None:
             self.resident.repeated(self._step_work)
             if self.replays is not None:
