@@ -14,13 +14,8 @@ from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.local_updates import Rounds, plan_round
 from cleave.planner.plan import DeviceRates, Method, StepGemm
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.planner.stages.prediction import in_seconds, local_step_s
-from cleave.planner.stages.resident import (
-    kept_on_devices,
-    least_bytes,
-    plan_resident,
-    worth_head_on_device,
-)
+from cleave.planner.stages.prediction import GAIN, in_seconds, local_step_s
+from cleave.planner.stages.resident import fetch_s, kept_on_devices, least_bytes, plan_resident
 from cleave.planner.stages.search import plan_stages
 from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import StepReport
@@ -35,6 +30,9 @@ def micro_batch_counts(rows: int, devices: int) -> list[int]:
     few = min(rows, max(4, 2 * devices))
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
 
+
+# Number of steps between two fetches of the state on devices, if nothing is known of the run.
+FETCH_STEPS: Final = 100
 
 _LOOPBACK_BYTES_PER_S: Final = 1e9
 
@@ -241,17 +239,22 @@ class StepForecaster:
         return self.of_plan(*found)
 
     def with_state_on_devices(
-        self, devices: Sequence[DeviceRates], ps: PsCompute | None = None
+        self,
+        devices: Sequence[DeviceRates],
+        ps: PsCompute | None = None,
+        fetch_steps: int = FETCH_STEPS,
     ) -> Forecast:
         """Forecast a step by stages in which the layers' state stays on devices.
 
-        The state of the LM head is on a device, too, if that pays; see `worth_head_on_device`.
+        The state of the LM head is on a device, too, if steps are then faster, and save more time
+        than a fetch of all state takes longer.
 
         If this method is impossible, `Forecast.refused` gives the reason. The PS's memory excludes
         the layers' state, because the PS moves this state to files if memory is short.
 
         Args:
             ps: speed of the PS in this step; `self.ps` by default.
+            fetch_steps: number of steps between two fetches of all state.
         """
         model, ps = self.cut(1), ps or self.ps
 
@@ -274,8 +277,11 @@ class StepForecaster:
         found = of(head=False)
         if model.head_may_move:
             with_head = of(head=True)
-            stages = with_head.stages
-            if stages is not None and worth_head_on_device(*stages, found.step_s, devices):
+            saved_s = found.step_s - with_head.step_s
+            longer_s = 0.0
+            if found.stages is not None and with_head.stages is not None:
+                longer_s = fetch_s(*with_head.stages, devices) - fetch_s(*found.stages, devices)
+            if saved_s >= max(GAIN * found.step_s, longer_s / fetch_steps):
                 found = with_head
         if found.refused:
             return found

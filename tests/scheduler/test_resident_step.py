@@ -18,7 +18,7 @@ from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import messages
 from cleave.scheduler.sessions.session import DeviceState, Session
 from cleave.scheduler.stages.device import StageDevice
-from cleave.scheduler.stages.outcomes import StepFailed, StepResult, UpdateWanted
+from cleave.scheduler.stages.outcomes import OutputReady, StepFailed, StepResult, UpdateWanted
 from cleave.scheduler.stages.resident import KeptState, Lineage, ResidentParameter, Snapshot
 from cleave.scheduler.stages.runs import StageRuns
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
@@ -125,7 +125,7 @@ class Training(Trial):
         self.snapshots = 0  # number of snapshots that came during steps
         self.done: list[StepWork] = []  # the works of all completed steps
         self.scalars: list[Any] = []
-        self.fetches = False
+        self.fetches = self.evaluates = False
         self.newcomer = devices + 1  # the next device that joins
         self.cut_off: dict[str, SymbolicDevice] = {}  # devices without a connection
 
@@ -157,6 +157,7 @@ class Training(Trial):
         """Begin a step, or begin it again."""
         assert work.resident is not None
         self.work, self.fetches = work, work.resident.fetches
+        self.evaluates = work.resident.evaluates
         self.given, self.scalars = set(), []
         self.fleet.told.clear()
         wanted = self.runs.begin(work, 0.0)
@@ -184,6 +185,12 @@ class Training(Trial):
             assert asked[0].squares == gradients * self.work.batches
             self._check_returned(asked[0])
         return bool(asked) and not self.scalars
+
+    def give(self, key: Any) -> None:
+        if self.evaluates and key[0] is OutputReady:
+            self.given.add(key)  # the training thread computes the loss only
+        else:
+            super().give(key)
 
     def update(self) -> None:
         """Give the coefficients of the optimizer step."""
@@ -245,7 +252,7 @@ class Training(Trial):
             if self._draw() < 0.5:
                 self.come_back(arrays)
         if running:
-            resident = replace(self._resident(), fetches=self.fetches)
+            resident = replace(self._resident(), fetches=self.fetches, evaluates=self.evaluates)
             self.begin(replace(self.work, resident=resident, token=object()))
 
     def fail(self, device: int) -> None:
@@ -298,6 +305,12 @@ class Training(Trial):
             self._take(Snapshot(len(self.done), result.state, result.holders))
             self.kept = ()
             return result
+        if self.evaluates:
+            self._check_evaluated(result)
+            if snapshot is not None:
+                self.snapshots += 1
+                self._take(snapshot)
+            return result
         self._check_returned(result)
         work = replace(self.work, resident=self.resident)
         x, dy = [one.x for one in result.records], [one.dy for one in result.records]
@@ -316,6 +329,22 @@ class Training(Trial):
         found = {b: ("loss", xs[-1], ("targets", b)) for b, (xs, _) in enumerate(expected)}
         assert losses == (found if self.work.loss is not None else {})
         assert dx == ({} if self.tied else {b: dys[0] for b, (_, dys) in enumerate(expected)})
+
+    def _check_evaluated(self, result: StepResult) -> None:
+        """Check that each micro-batch has the loss of the current state, and nothing else is left.
+
+        Without the loss on a device, check the last outputs.
+        """
+        expected = [self._expected(batch, self.work)[0][-1] for batch in range(self.work.batches)]
+        if self.work.loss is not None:
+            found = {batch: loss.value for batch, loss in result.losses.items()}
+            assert found == {b: ("loss", y, ("targets", b)) for b, y in enumerate(expected)}
+        else:
+            outputs = [outcome for outcome in self.fleet.told if isinstance(outcome, OutputReady)]
+            assert {each.batch: each.payload.value for each in outputs} == dict(enumerate(expected))
+        assert not result.gradients
+        assert not result.dx
+        assert not self.scalars
 
     def _check_held(self) -> None:
         """Check that devices have nothing but graphs, parameters and arguments of layers."""
@@ -444,6 +473,7 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
         if not training.log:
             stages, after = drawn_stages(data, devices, head=head)
         fetches = bool(training.done) and rng.random() < 0.3
+        evaluates = rng.random() < 0.3
         completed = False
         while not completed:
             if fetches:
@@ -455,7 +485,9 @@ def test_each_update_counts_once(data: st.DataObject) -> None:
                     kept_batches=dict.fromkeys(range(1, 9), kept),
                     ps_after=after,
                 )
-                training.begin(work)
+                assert work.resident is not None
+                resident = replace(work.resident, evaluates=evaluates)
+                training.begin(replace(work, resident=resident))
             training.failing = failing
             disturbed(training, rng, trouble, rng.randint(0, 500))
             if not training.step.ended:

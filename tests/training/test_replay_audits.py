@@ -45,7 +45,7 @@ from tests.invariants import check_state
 from tests.training.runs import losses, nightly, notes_of
 from tests.training.test_resident import ADAMW, MOST, SGD, Run, plain_losses, same_weights
 from tests.training.test_resident_resume import KilledError, job_of
-from tests.training.test_staged import batches
+from tests.training.test_staged import batches, rows
 from tests.training.test_suspicion import Lie, Lying, dx, loss, output
 
 pytestmark = pytest.mark.slow
@@ -129,6 +129,7 @@ class Repeating(Run):
     ) -> None:
         self.notes: list[str] = []
         self.undone: list[int] = []
+        self.after_step: Callable[[int], object] = lambda steps: None
         auditor = Auditor(rate, random.Random(seed))
         super().__init__(model, fleet, *args, auditor=auditor, note=self.notes.append, **settings)
         self.staged.plans.protection = lambda *_: Protection(3, 9)  # type: ignore[method-assign]
@@ -149,6 +150,7 @@ class Repeating(Run):
             try:
                 while len(losses) < len(given):
                     losses.append(self.step(given[len(losses)]))
+                    self.after_step(len(losses))
                 self.staged.settle()
             except RolledBackError as error:
                 self.undone.append(error.steps)
@@ -179,6 +181,7 @@ def test_honest_devices_are_not_blamed(
     plain, given = copy.deepcopy(model), batches(STEPS)
     with fleet_of() as fleet:
         run = Repeating(model, fleet, rule, 1.0, dtype, head=head, log=tmp_path)
+        run.after_step = lambda _: run.staged.evaluate(rows(given[0]))
         mine = run.all_losses(given)
         assert run.replays.counters.stages >= 4
         assert run.replays.counters.steps == 2 * STEPS
@@ -244,6 +247,31 @@ def test_what_a_liar_returned_is_undone(
         same_weights(model, plain, 1e-3)
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_what_a_liar_returned_in_an_evaluation_is_found(*, head: bool) -> None:
+    """The steps after the last verified snapshot are undone, and with them their evaluations."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    lie = Falsified(loss if head else output, 1.05, after=10**9)
+    settings: dict[str, Any] = {"head": True, "resident_planner": head_on_liar} if head else {}
+    with fleet_of(lie) as fleet:
+        run = Repeating(model, fleet, **settings)
+
+        def evaluate(steps: int) -> None:
+            if steps == 2 and not lie.told:
+                lie.after = 0
+                assert run.staged.evaluate(rows(given[0])) is not None
+                lie.after = 10**9
+
+        run.after_step = evaluate
+        mine = run.all_losses(given)
+        assert LIAR not in fleet.runtime.stage_devices()
+    assert lie.told
+    assert len(run.undone) == 1
+    assert [note.split(":")[0] for note in run.quarantined] == [f"device {LIAR} is quarantined"]
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("scale", "updates"), [(1.05, (0, 10**9)), (-1.0, (20, 5)), (0.0, (70, 1)), (1.5, (30, 16))]
 )
@@ -292,9 +320,12 @@ def test_after_a_restart_the_snapshot_may_not_be_what_a_device_began_with(restar
     auditor: Any = SimpleNamespace(rate=1.0, rng=random.Random(0), excess=0.0)
     audits = ReplayAudits(state, auditor, None, waits=True, note=lambda text: None)
     step: Any = SimpleNamespace(work=SimpleNamespace(stages=[PlannedStage(0, 1, (LIAR,))]))
+    audits.repeated()
     fault = Fault(LIAR, "its state does not follow from the snapshot")
     with mock.patch.object(replay_audits, "StageReplay") as replay:
-        replay.return_value = mock.Mock(number=0, returned=[], faults=lambda auditor: [fault])
+        replay.return_value = mock.Mock(
+            number=0, steps=[], returned=[], faults=lambda auditor: [fault]
+        )
         audits.taken(Snapshot(3, {}, {0: Holding(LIAR, Lineage(-1))}), [step])
     found = audits.lie()
     audits.close()

@@ -30,7 +30,7 @@ from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.loop.state_files import StateFiles, is_mapped
 from cleave.training.stages import step_log
 from cleave.training.stages.audits import Auditor
-from cleave.training.stages.resident import StateStorage
+from cleave.training.stages.resident import ResidentState, StateStorage
 from cleave.training.stages.step_log import LogFolder
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
@@ -78,9 +78,13 @@ class Run:
 
 
 def plain_losses(
-    model: nn.Module, given: Sequence[Tensor], rule: UpdateRule = ADAMW, clip: float = 1.0
+    model: nn.Module,
+    given: Sequence[Tensor],
+    rule: UpdateRule = ADAMW,
+    clip: float = 1.0,
+    after: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Return the losses of training with plain PyTorch."""
+    """Return the losses of training with plain PyTorch, which calls `after` after each step."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -96,6 +100,7 @@ def plain_losses(
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
+        after()
     return losses
 
 
@@ -173,6 +178,54 @@ def test_a_device_with_everything_gets_nothing_but_tokens(family: str, sends: bo
     assert (max(sent) < activations / 10) == (not sends)
     assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
     same_weights(model, plain, 1e-3)
+
+
+def held_out(given: Sequence[Tensor], number: int) -> Tensor:
+    """Return the sequences of an evaluation, of which there are one or more."""
+    return given[0][: 1 + number % len(given[0])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "devices", "after", "head"),
+    [
+        ("opt", 2, 0, False),
+        ("opt", 3, 0, True),
+        ("llama", 1, 0, True),
+        ("opt", 3, 37, True),
+        ("llama", 3, 23, False),
+        nightly("gpt2", 3, 29, True),
+        nightly("opt", 1, 0, True),
+    ],
+)
+def test_devices_evaluate_the_model_without_returning_their_state(
+    family: str, devices: int, after: int, *, head: bool
+) -> None:
+    """Also with few sequences, while a snapshot is under way, and if devices are lost."""
+    model = small_model(family)
+    plain, given = copy.deepcopy(model), batches(8)
+    with emulated(devices, seed=1) as fleet:
+        assert isinstance(fleet.runtime, VirtualRuntime)
+        run = Run(model, fleet, head=head)
+        run.staged.plans.protection = lambda *_: Protection(3, 9)  # type: ignore[method-assign]
+        assert run.staged.evaluate(rows(given[0])) is None  # the server has the weights
+        mine: list[float] = []
+        found: list[float | None] = []
+        lost = losing(fleet.runtime, after) if after else None
+        with mock.patch.object(ResidentState, "of_fetch", side_effect=AssertionError):
+            for ids in given:
+                mine.append(run.step(ids))
+                found.append(run.staged.evaluate(rows(held_out(given, len(found)))))
+        run.staged.sync()
+        check_state(fleet.runtime.manager)
+    assert lost is None or lost() > 2
+    wanted: list[float] = []
+
+    def evaluate() -> None:
+        wanted.append(plain_gradients(plain, held_out(given, len(wanted))))
+
+    assert mine == pytest.approx(plain_losses(plain, given, after=evaluate), rel=1e-4)
+    assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def test_departures_are_counted_with_and_without_a_stage() -> None:

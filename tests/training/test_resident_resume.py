@@ -50,6 +50,9 @@ from tests.training.runs import losses, nightly, save_model
 
 STEPS = 9
 
+# Devices whose snapshots arrive within a few steps.
+DEVICES = [FleetDevice(f"device {n}", 1e9, 1e9, 1e9, 0.0, 2**31) for n in range(2)]
+
 
 class KilledError(Exception):
     """Ends a run as SIGKILL does: nothing is written afterwards."""
@@ -88,14 +91,12 @@ class Killer:
         return call
 
 
-def run(
-    job: JobSpec, folder: RunFolder, devices: int | list[FleetDevice] = 2, **how: Any
-) -> list[Record]:
+def run(job: JobSpec, folder: RunFolder, **how: Any) -> list[Record]:
     """Train, or resume, on a fleet of new devices."""
     seen: list[Record] = []
     resume = folder.config_path.exists()
     with (
-        emulated(devices, seed=2) as fleet,
+        emulated(DEVICES) as fleet,
         mock.patch.object(StagePlans, "protection", return_value=Protection(2, 9)),
     ):
         train(job, folder, TrainContext(fleet, seen.append), resume=resume, restart=True, **how)
@@ -231,9 +232,10 @@ def test_checkpoints_after_a_time_are_made_of_snapshots_while_devices_work(
     job = job_of(corpus_file, checkpoint_every="0.001s", save_total_limit=99, eval_every=0)
     plain, folder = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "run")
     wanted = losses(replace(job, method="local", state="server", checkpoint_every=1), plain)
-    monkeypatch.setattr(ResidentState, "of_fetch", Killer(1, after=False).wrapped(None))
+    fetch = Killer(1, after=False).wrapped(ResidentState.of_fetch)
+    monkeypatch.setattr(ResidentState, "of_fetch", fetch)
     with pytest.raises(KilledError):  # when it fetches the state, after the last step
-        run(job, folder, [FleetDevice(f"d{n}", 1e9, 1e9, 1e9, 0.0, 2**31) for n in range(2)])
+        run(job, folder)
     monkeypatch.undo()
     monkeypatch.setattr(StagedModel, "_head_moves", lambda *_: head)
     found = held_steps(folder.path / CHECKPOINTS)

@@ -7,6 +7,7 @@ gradients. The PS or one device computes the loss.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -193,21 +194,14 @@ def worth_moving(
     return saved_s >= max(GAIN * before.step_s, (returned_s + received_s) / PAYS_IN_STEPS)
 
 
-def worth_head_on_device(
-    model: StageModel, plan: StagePlan, without_s: float, devices: Sequence[DeviceRates]
-) -> bool:
-    """Return True if a plan with the LM head on a device saves enough time to be chosen.
-
-    Each evaluation, checkpoint and snapshot needs an upload of the LM head's state.
-
-    Args:
-        without_s: predicted step time in seconds if the PS keeps the LM head.
-        devices: all devices of the plan, and possibly others.
-    """
-    head = plan.stages[-1].devices[0]
-    (uplink,) = (device.uplink_bytes_per_s for device in devices if device.device == head)
-    state_s = _STATE_ARRAYS * model.loss.sum_bytes / uplink
-    return without_s - plan.step_s >= max(GAIN * without_s, state_s / PAYS_IN_STEPS)
+def fetch_s(model: StageModel, plan: StagePlan, devices: Sequence[DeviceRates]) -> float:
+    """Return the time in seconds in which all devices of a plan return their trained state."""
+    uplinks = {device.device: device.uplink_bytes_per_s for device in devices}
+    found = Counter[int]()
+    for stage in plan.stages:
+        trained = sum(cost.sum_bytes for cost in costs_of(model, stage))
+        found[stage.devices[0]] += _STATE_ARRAYS * trained
+    return max(nbytes / uplinks[device] for device, nbytes in found.items())
 
 
 @dataclass(frozen=True, slots=True)

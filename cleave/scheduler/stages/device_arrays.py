@@ -152,13 +152,23 @@ class DeviceArrays:
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Discard all tasks without cancelling them. Drop arrays and graphs not in `wanted`."""
+        """Discard all tasks without cancelling them. Drop arrays and graphs not in `wanted`.
+
+        Queued tasks that a snapshot needs are kept.
+        """
         self._asked = {}
         kept = {*self._snapshot.values()}
+
+        def makes_snapshot(sent: SendStage) -> bool:
+            one = sent.message
+            return isinstance(one, messages.RunGraph) and not kept.isdisjoint(one.outputs)
+
+        needed = max((n for n, sent in enumerate(self._out) if makes_snapshot(sent)), default=-1)
         self._out = deque(
             sent
-            for sent in self._out
-            if sent.task is None
+            for n, sent in enumerate(self._out)
+            if n <= needed
+            or sent.task is None
             or (isinstance(sent.message, messages.Fetch) and sent.message.array in kept)
         )
         keep = {self._sent[w] for w in wanted if w in self._sent}

@@ -124,6 +124,12 @@ class StagePasses(DeviceArrays):
         if request.kind is RequestKind.LAST:  # not if a logged step is repeated
             self._fetch(request, names.LOSS, loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
+        if self.work.evaluates:
+            self.drop([dy, *(array for layer in kept for array in layer)])
+            if embeds:
+                self._forget(x)
+            self._forget_masks(request)
+            return
         dx = self._through(request, kept, dy, tokens)
         if embeds:
             self._add_embedding(request, x, dx)

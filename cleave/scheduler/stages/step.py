@@ -556,12 +556,13 @@ class StageStep:
             if accumulator.device == request.device and request.batch in accumulator.asked:
                 accumulator.asked.discard(request.batch)
                 accumulator.batches.add(request.batch)
-                if self._trained is not None:
+                if self._trained is not None and not self.work.evaluates:
                     finished = accumulator.batches
                     step, number = self._logged(), request.stage
                     self._out += self._spares.follow(step, number, finished, self.devices)
         if request.kind is RequestKind.LAST:
             self._losses.setdefault(request.batch, request.found[names.LOSS])
+            stage.backward_by.setdefault(request.batch, request.device)
         dx = request.fetched(names.DX)
         is_new = dx is not None and request.batch not in stage.dx
         if is_new:
@@ -606,7 +607,7 @@ class StageStep:
         if not self.ended:
             if self._trained is None:
                 self._take_sums()
-            else:
+            elif not self.work.evaluates:
                 self._use_gradients(self._trained)
             self._tell_done()
             self._finish_step()
@@ -684,6 +685,8 @@ class StageStep:
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
         """Return which arrays a device retains from its next micro-batch for the backward pass."""
+        if self.work.evaluates:
+            return Keep.NOTHING
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
@@ -829,7 +832,16 @@ class StageStep:
                 self._out.append(TellStep(done, self.work))
 
     def _finish_step(self) -> None:
-        """End the step successfully if all gradient sums of all stages have arrived at the PS."""
+        """End the step successfully if all gradient sums of all stages have arrived at the PS.
+
+        An evaluation ends when all losses, or all outputs of the last stage, have arrived.
+        """
+        if self.work.evaluates:
+            if len(self._losses if self._last.plan.loss else self._last.y) == self.work.batches:
+                records = [stage.record for stage in self._stages]
+                self._drop_sums()
+                self._end(StepResult(self._losses, {}, {}, records))
+            return
         if not all(stage.has_landed for stage in self._stages):
             return
         gradients = {k: v for stage in self._stages for k, v in stage.gradients.items()}
@@ -852,6 +864,15 @@ class StageStep:
                 restored=restored,
             )
         )
+
+    def _drop_sums(self) -> None:
+        """Drop the gradient sums that the graph of the loss has made in an evaluation."""
+        for stage in self._stages:
+            for accumulator in stage.accumulators:
+                store = self._store(accumulator.device)
+                store.drop(filter(None, accumulator.sums.values()))
+                self._out += store.take()
+            stage.accumulators, stage.backward = [], set()
 
     def _end_failed(self, why: str) -> None:
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())

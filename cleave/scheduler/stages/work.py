@@ -204,6 +204,7 @@ class Resident:
         log: all steps since the snapshot, oldest first.
         position: total number of updates before the snapshot (`Snapshot.position`).
         fetches: whether the step only fetches the state as a new snapshot, without any passes.
+        evaluates: whether the step only computes losses, without gradients and updates.
         copies: maximum number of stages that hot spares follow; None if unlimited.
         keep: stores a received payload of a new snapshot and returns the object to put into
             `Snapshot.state`.
@@ -217,6 +218,7 @@ class Resident:
     log: Sequence[LoggedStep] = ()
     position: int = 0
     fetches: bool = False
+    evaluates: bool = False
     copies: int | None = None
     keep: Callable[[Any], Any] = lambda payload: payload
     kept: Sequence[KeptState] = ()
@@ -295,6 +297,11 @@ class StepWork:
     ids: Sequence[StageArray] = ()
     # identifies the step. Copies of this object with other devices share the token.
     token: object = field(default_factory=object)
+
+    @property
+    def evaluates(self) -> bool:
+        """Return whether the step only computes losses."""
+        return self.resident is not None and self.resident.evaluates
 
     @property
     def planned(self) -> Sequence[PlannedStage]:

@@ -498,6 +498,13 @@ class JobSpec:
             )
 
     @property
+    def fetch_steps(self) -> int:
+        """Return the number of steps between two fetches of state that devices keep."""
+        best = self.eval_every if self.keep_best else 0
+        every = (self.steps, self.sample_every, self.interval.steps, best)
+        return min(steps for steps in every if steps)
+
+    @property
     def interval(self) -> Interval:
         """Return `checkpoint_every` as an `Interval`."""
         return Interval.of(self.checkpoint_every)

@@ -257,6 +257,7 @@ class JobFleet:
         """
         if self._job.state != StateMode.SERVER.value:
             assert self.staged is not None
+            self.staged.plans.fetch_steps = self._job.fetch_steps
             if_faster = self._job.state == StateMode.AUTO.value
             self.staged.keep_on_devices(optimizer, storage, if_faster=if_faster, head=None)
 
@@ -264,6 +265,24 @@ class JobFleet:
     def resident(self) -> ResidentState | None:
         """Return the trained state on devices; None if the PS keeps the state."""
         return self.staged.resident if self.staged is not None else None
+
+    def evaluate(self, batches: Sequence[Batch]) -> tuple[float, int] | None:
+        """Return the summed loss of batches, and their number of learned tokens.
+
+        Devices with the layers' state compute the loss. Return None if the caller must compute it.
+
+        Raises:
+            AbandonedError: if training must stop and the evaluation is abandoned.
+        """
+        total, learned = 0.0, 0
+        for first in range(0, len(batches), self._job.accumulate):
+            rows = _rows(batches[first : first + self._job.accumulate], self._packed)
+            loss = self.staged.evaluate(rows) if self.staged is not None else None
+            if loss is None:
+                return None
+            count = int((rows.targets >= 0).sum())
+            total, learned = total + loss * count, learned + count
+        return total, learned
 
     def sync(self) -> None:
         """Fetch the weights and optimizer state that are on devices, if any."""

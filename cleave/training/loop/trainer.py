@@ -674,7 +674,6 @@ class Trainer:
 
     def evaluate(self) -> float:
         """Return the mean loss on the validation split, in nats per learned token."""
-        self._sync()
         self.model.eval()
         try:
             with torch.no_grad():
@@ -709,6 +708,10 @@ class Trainer:
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
         """Return the summed loss of the learned tokens in `batches`, and the number of tokens."""
+        found = self.fleet.evaluate(batches) if self.fleet is not None else None
+        if found is not None:
+            return found
+        self._sync()
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
@@ -806,6 +809,7 @@ class Trainer:
                 "diverged; the checkpoint before that is kept until a held-out loss is finite again"
             )
         if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
+            self._sync()
             self._save(BEST, keep=_ALL)
             self.kept_loss = loss
             self._remove_old_best()

@@ -33,6 +33,7 @@ from cleave.scheduler.stages.passes import sums_of
 from cleave.scheduler.stages.work import (
     LOSS_LAYER,
     EmbeddingWork,
+    LossWork,
     SliceWork,
     StageGraph,
     StepWork,
@@ -479,14 +480,7 @@ class Auditor:
         given = self._forward(work, record, batch, rounding)
         loss = None
         if record.plan.loss and work.loss is not None:
-            feed = {
-                names.X: given[-1],
-                names.TARGETS: _array(work.loss.targets[batch]),
-                **_arrays(work.loss.parameters),
-            }
-            of = work.loss.sums
-            found = self._add(work.loss.graph, feed, LOSS_LAYER, of, totals, rounding)
-            loss, dy = found[names.LOSS], found[names.DX]
+            loss, dy = self._loss(work.loss, given[-1], batch, totals, rounding)
         else:
             dy = _array(record.dy[batch])
         for number in reversed(numbers):
@@ -497,6 +491,26 @@ class Auditor:
         if work.inner_embedding is not None:
             self._add_embedding(work.inner_embedding, record.x[batch], dy, totals, rounding)
         return given[-1], dy, loss
+
+    def evaluate(
+        self, work: StepWork, record: StageRecord, batch: int, rounding: Rounding
+    ) -> tuple[Array, Array | None]:
+        """Recompute a stage's forward pass for one micro-batch; return the output and the loss.
+
+        The loss is None unless the stage computes the loss.
+        """
+        y = self.output(work, record, batch, rounding)
+        if not record.plan.loss or work.loss is None:
+            return y, None
+        return y, self._loss(work.loss, y, batch, {}, rounding)[0]
+
+    def _loss(
+        self, loss: LossWork, y: Array, batch: int, totals: Sums, rounding: Rounding
+    ) -> tuple[Array, Array]:
+        """Recompute a micro-batch's loss. Return it, and the gradient of the last output `y`."""
+        feed = {names.X: y, names.TARGETS: _array(loss.targets[batch]), **_arrays(loss.parameters)}
+        found = self._add(loss.graph, feed, LOSS_LAYER, loss.sums, totals, rounding)
+        return found[names.LOSS], found[names.DX]
 
     def repeat_embedding(
         self,

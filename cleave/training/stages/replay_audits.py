@@ -29,7 +29,7 @@ from typing import Any
 from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.resident import Holding, Snapshot
-from cleave.scheduler.stages.work import LoggedStep, layers_of
+from cleave.scheduler.stages.work import LoggedStep, StepWork, layers_of
 from cleave.training.stages.audits import Auditor, Fault
 from cleave.training.stages.resident import ResidentState
 from cleave.training.stages.saved_state import SavedState, SavedTensors
@@ -134,6 +134,8 @@ class ReplayAudits:
         self._folder, self._waits, self._note = folder, waits, note
         self._thread = ThreadPoolExecutor(1, "cleave-replay")
         self._returned: list[ReturnedStep] = []  # results of the steps in the log
+        # evaluations to audit: number of updates before, stage, inputs and results
+        self._evaluated: list[tuple[int, int, LoggedStep, ReturnedStep]] = []
         self._keep_own(state.updates)
         self._last = self._base = self._saved(state.updates, frozenset())
         # Devices that kept state across a restart did not begin with the server's snapshot.
@@ -177,6 +179,16 @@ class ReplayAudits:
         """Record a step that an earlier process ran. Only the state after it can be audited."""
         self._returned.append(ReturnedStep())
 
+    def evaluated(self, work: StepWork, result: StepResult) -> None:
+        """Record what randomly selected stages returned in an evaluation."""
+        for number, record in enumerate(result.records):
+            if self._draws(record.plan):
+                losses = result.losses if record.plan.loss else {}
+                x = [record.x if n == number else {} for n in range(len(result.records))]
+                step = LoggedStep(work, x, [{}] * len(x), ())
+                returned = ReturnedStep.of_evaluation(number, record, losses)
+                self._evaluated.append((self._state.updates, number, step, returned))
+
     def taken(self, snapshot: Snapshot, steps: Sequence[LoggedStep]) -> None:
         """Copy a new snapshot and audit randomly selected stages.
 
@@ -196,11 +208,26 @@ class ReplayAudits:
         if self._candidate is None:
             self._candidate, self._audited = end, set()
         layers = {n: layers_of(stage) for n, stage in enumerate(stages)}
-        chosen = [n for n in layers if n in snapshot.holders and self._draws(stages[n])]
-        replays = [
-            StageReplay(n, steps, returned, start.layers, end.layers, snapshot.holders[n].device)
-            for n in chosen
-        ]
+        past = [each for each in self._evaluated if each[0] < snapshot.position]
+        self._evaluated = [each for each in self._evaluated if each[0] >= snapshot.position]
+        drawn = {n for n in layers if self._draws(stages[n])} | {number for _, number, *_ in past}
+        chosen = [n for n in layers if n in snapshot.holders and n in drawn]
+        replays: list[StageReplay] = []
+        for n in chosen:
+            pairs = [*zip(steps, returned, strict=True)]
+            for position, number, step, found in reversed(past):
+                if number == n:
+                    pairs.insert(position - start.position, (step, found))
+            replays.append(
+                StageReplay(
+                    n,
+                    [step for step, _ in pairs],
+                    [each for _, each in pairs],
+                    start.layers,
+                    end.layers,
+                    snapshot.holders[n].device,
+                )
+            )
         self.counters.stages += len(replays)
         self.counters.steps += len(replays) * len(steps)
         self._audit = _Audit(
@@ -216,7 +243,9 @@ class ReplayAudits:
         """Audit stages in the thread. Return the findings by stage number."""
         began_s, found = time.perf_counter(), dict[int, _Findings]()
         for each in replays:
-            faults, whole = each.faults(self._auditor), all(one.squares for one in each.returned)
+            faults = each.faults(self._auditor)
+            pairs = zip(each.steps, each.returned, strict=True)
+            whole = all(one.squares for step, one in pairs if not step.work.evaluates)
             found[each.number] = _Findings(faults, whole and self._auditor.excess <= 1)
         self.counters.spent_s += time.perf_counter() - began_s
         return found
@@ -266,6 +295,7 @@ class ReplayAudits:
         steps = self._state.restore(base)
         self._own = base.position, base.own
         self._last, self._candidate, self._returned, self._all = base, None, [], True
+        self._evaluated = []
         return steps
 
     def _saved(self, position: int, lineages: frozenset[Any]) -> SavedState:

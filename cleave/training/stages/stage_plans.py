@@ -14,7 +14,7 @@ from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.own_device import offered_bytes
-from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster
+from cleave.planner.forecast import FETCH_STEPS, Forecast, MethodChoice, StepForecaster
 from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.planner.stages.prediction import in_seconds, predict_again, worth_changing
@@ -52,6 +52,7 @@ class StagePlans:
         worthwhile: whether no other method is predicted to be faster than `plan`.
         micro_batches: number of micro-batches in the plan.
         planning_s: total time spent on planning, in seconds.
+        fetch_steps: number of steps between two fetches of the state on devices.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class StagePlans:
         self.worthwhile = True
         self.micro_batches = 1
         self.planning_s = 0.0
+        self.fetch_steps = FETCH_STEPS
         self._runtime = runtime
         self.planner = planner
         self._alone = ps  # the PS's speed when it does no other work
@@ -236,7 +238,7 @@ class StagePlans:
         """Forecast the duration of a step by stages in which layer state stays on devices."""
         rates = self.devices()
         forecaster, devices = self._forecaster_of(ids, work), list(rates.values())
-        return forecaster.with_state_on_devices(devices, self._ps_with(rates))
+        return forecaster.with_state_on_devices(devices, self._ps_with(rates), self.fetch_steps)
 
     def _forecaster_of(self, ids: Tensor, work: ModelWork) -> StepForecaster:
         rows, sequence = ids.shape

@@ -78,6 +78,16 @@ class ReturnedStep:
     losses: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
+    def of_evaluation(cls, number: int, record: StageRecord, losses: Mapping[int, Any]) -> Self:
+        """Return what devices returned for stage `number` in an evaluation."""
+
+        def keyed(found: Mapping[int, Any]) -> dict[tuple[int, int], Any]:
+            return {(number, batch): each for batch, each in found.items()}
+
+        by = keyed(record.forward_by), keyed(record.backward_by)
+        return cls(keyed(record.y), {}, *by, {}, losses)
+
+    @classmethod
     def of(cls, result: StepResult, stored: StoredStep) -> Self:
         """Return what devices returned in a completed step, with arrays that are in the log."""
         y: dict[tuple[int, int], Any] = {}
@@ -108,7 +118,7 @@ class StageReplay:
 
     Attributes:
         number: number of the stage.
-        steps, returned: the logged steps and what devices returned in them.
+        steps, returned: the logged steps and evaluations, and what devices returned in them.
         start, end: the states in the two snapshots.
         device: ID of the device that returned the stage's state in `end`.
     """
@@ -187,11 +197,16 @@ class StageReplay:
                     )
                     see((_Result.OUTPUT, at, batch), y)
                     continue
-                y, dx, loss = auditor.repeat(work, record, batch, totals, rounding)
+                if work.evaluates:
+                    y, loss = auditor.evaluate(work, record, batch, rounding)
+                else:
+                    y, dx, loss = auditor.repeat(work, record, batch, totals, rounding)
+                    see((_Result.GRADIENT, at, batch), dx)
                 see((_Result.OUTPUT, at, batch), y)
-                see((_Result.GRADIENT, at, batch), dx)
                 if loss is not None:
                     see((_Result.LOSS, at, batch), loss.reshape(1, 1))
+            if work.evaluates:
+                continue
             squares = sum(
                 float(np.square(each, dtype=np.float64).sum()) for each in totals.values()
             )
@@ -270,7 +285,9 @@ class StageReplay:
                 return f"{what.value} of {which[0]}"
             case _:
                 batch = "" if which is None else f" of micro-batch {which}"
-                return f"{what.value}{batch} in step {at + 1} after a snapshot"
+                updates = sum(not step.work.evaluates for step in self.steps[: at + 1])
+                when = "an evaluation after step" if self.steps[at].work.evaluates else "step"
+                return f"{what.value}{batch} in {when} {updates} after a snapshot"
 
 
 def _with(work: StepWork, plan: PlannedStage, state: Mapping[StageArray, Array]) -> StepWork:

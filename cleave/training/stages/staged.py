@@ -451,6 +451,68 @@ class StagedModel:
         if self.plans.planner is not self._planner:  # layers may now be divided differently
             self.plans.planner, self.plans.plan = self._planner, None
 
+    def evaluate(self, batch: Rows) -> float | None:
+        """Return the mean loss of a batch's target tokens, computed on the devices with the state.
+
+        Return None if the caller must compute the loss, or can do so without a fetch of the state.
+
+        Args:
+            batch: at most as many sequences as in a training step.
+
+        Raises:
+            AbandonedError: if training must stop and the evaluation is abandoned.
+        """
+        state = self.resident
+        if state is None or state.is_current or state.next_stored is not None:
+            return None
+        self._withdraw_unfinished()
+        if self.runtime.state_leaves or isinstance(plan := self.planned(batch), NotByStages):
+            return None
+        parts = batch.cut(min(self.plans.micro_batches, len(batch.ids)))
+        scale = 1.0 / max(1, int((batch.targets >= 0).sum()))
+        with torch.no_grad(), self._own_products(plan.devices):
+            given = self.first_inputs(self._embedded(batch, parts)[1])
+            work = self.step_work(plan, parts, given, scale)
+            assert work.resident is not None
+            work = replace(work, resident=replace(work.resident, evaluates=True))
+            self._step_work = work
+            try:
+                result, losses = self._evaluation(work, parts, given, scale)
+            except StageFailedError as error:
+                self._say(f"the server evaluates the model: {error}")
+                return None
+        if self.replays is not None:
+            self.replays.evaluated(work, result)
+        state.under_way = result.fetching
+        if result.snapshot is not None:
+            self._use_snapshot(result.snapshot)
+        for number, payload in result.losses.items():
+            losses[number] = float(self.work.tensor(payload, (1, 1), DType.FP32))
+        return sum(losses[number] for number in sorted(losses))
+
+    def _evaluation(
+        self, work: StepWork, parts: Sequence[Rows], embedded: Sequence[Embedded], scale: float
+    ) -> tuple[StepResult, dict[int, float]]:
+        """Run an evaluation on the fleet. Return its result, and losses by micro-batch.
+
+        Losses that devices computed are not included.
+        """
+        self.runtime.begin_step(work)
+        losses: dict[int, float] = {}
+        while True:
+            match self.next_outcome():
+                case InputWanted() as wanted:
+                    self.pass_on(wanted, work, embedded)
+                case OutputReady(number, payload):
+                    one, targets = embedded[number], parts[number].targets
+                    y = self.work.tensor(payload, one.x.shape)
+                    y = self.passes.forward(len(work.layers), number, y, one.extras)
+                    losses[number] = float(self._sum_of_losses(y, targets, scale))
+                case StepResult() as result:
+                    return result, losses
+                case StepFailed(reason):
+                    raise StageFailedError(reason)
+
     def _withdraw_unfinished(self) -> None:
         """Undo a step that is not in the log.
 
@@ -934,15 +996,18 @@ class StagedModel:
                 accelerated, self._ps_loss = self._ps_loss, None
                 add_gradients(self.work.model, accelerated.take())
         y.requires_grad_()
-        held: dict[str, Any] = dict(self.work.model.named_parameters())
-        with self.autocast():
-            logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
-        loss = scale * F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
-        )
+        loss = self._sum_of_losses(y, targets, scale)
         torch.autograd.backward(loss)
         assert y.grad is not None
         return float(loss.detach()), y.grad
+
+    def _sum_of_losses(self, y: Tensor, targets: Tensor, scale: float) -> Tensor:
+        held: dict[str, Any] = dict(self.work.model.named_parameters())
+        with self.autocast():
+            logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
+        return scale * F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
+        )
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
         """Return a plan for the connected devices. If none is feasible, wait until devices join.
