@@ -179,15 +179,21 @@ def test_a_device_has_the_head_if_that_is_faster() -> None:
     assert fast.server_bytes < slow.server_bytes
 
 
-def test_the_head_stays_where_its_state_takes_long_to_return() -> None:
-    """At 20 Mbit/s, that takes 185 s, at 1 Gbit/s 4 s."""
+@pytest.mark.parametrize(
+    ("uplink_bytes_per_s", "steps", "on_device"),
+    [(4e6, 10, False), (4e6, 1000, True), (1e6, 1000, False)],
+)
+def test_the_head_stays_where_its_state_takes_long_to_return(
+    uplink_bytes_per_s: float, steps: int, on_device: bool
+) -> None:
+    """Only one device has the memory. A longer fetch must pay until the next one."""
     sizes = StageSizes(find_model("opt-125m"), 512, 4, 4)
     forecaster = sizes.forecaster(8, sizes.server(1.2e11))
-    slow, fast = home(6), [replace(device, uplink_bytes_per_s=1.25e8) for device in home(6)]
-    for devices, steps, on_device in ((slow, 20, False), (slow, 1000, True), (fast, 20, True)):
-        found = forecaster.with_state_on_devices(devices, fetch_steps=steps)
-        assert found.stages is not None
-        assert found.stages[0].resident_head == on_device
+    small = [replace(d, uplink_bytes_per_s=1.25e7, memory_bytes=9 * 10**8) for d in home(8)]
+    large = DeviceRates(8, 1.25e8, uplink_bytes_per_s, 4e11, memory_bytes=18 * 10**8)
+    found = forecaster.with_state_on_devices([*small, large], fetch_steps=steps)
+    assert found.stages is not None
+    assert found.stages[0].resident_head == on_device
 
 
 def test_the_head_needs_memory_for_its_state() -> None:

@@ -274,11 +274,12 @@ class JobFleet:
         Raises:
             AbandonedError: if training must stop and the evaluation is abandoned.
         """
+        if self.staged is None or self.resident is None:
+            return None
         total, learned = 0.0, 0
         for first in range(0, len(batches), self._job.accumulate):
             rows = _rows(batches[first : first + self._job.accumulate], self._packed)
-            loss = self.staged.evaluate(rows) if self.staged is not None else None
-            if loss is None:
+            if (loss := self.staged.evaluate(rows)) is None:
                 return None
             count = int((rows.targets >= 0).sum())
             total, learned = total + loss * count, learned + count
