@@ -175,7 +175,7 @@ class VirtualRuntime(Runtime):
                 "the server's card", ps.egress_bytes_per_s, ps.ingress_bytes_per_s
             )
         self._lines = SharedLines(card)
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = count()
         self._ids = count(1)
         self._released: deque[int] = deque()
@@ -266,10 +266,7 @@ class VirtualRuntime(Runtime):
             profile = self.devices[device].profile if device in self.devices else None
             held = self._vanish(device)
             if profile is not None and away_s is not None:
-                self._at(self.now_s + away_s, come_back, profile, held)
-
-        def come_back(profile: FleetDevice, held: HeldArrays | None) -> None:
-            self.join(profile, held)
+                self._at(self.now_s + away_s, self.join, profile, held)
 
         self._at(self.now_s + in_s, lose)
 
@@ -435,7 +432,7 @@ class VirtualRuntime(Runtime):
 
     # --- time ---
 
-    def _at(self, when_s: float, what: Callable[..., None], *arguments: Any) -> None:
+    def _at(self, when_s: float, what: Callable[..., object], *arguments: Any) -> None:
         heappush(self._heap, (when_s, next(self._sequence), what, arguments))
 
     def _step(self) -> None:
