@@ -448,7 +448,8 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
         process, said = stack.enter_context(serving(folder))
         target = parse_join_url(said["url"])
         host, port = target.address.removeprefix("ws://").removesuffix("/ws").split(":")
-        client = await OperatorClient.connect(said["operator_url"])
+        connected = OperatorClient.connect(said["operator_url"])
+        client = await stack.enter_async_context(connected)
         codes = [
             await client.request("pair", {"uses": n, "life_s": LIFE_S}) for n in (2, 1, 999, 100)
         ]

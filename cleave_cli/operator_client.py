@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,8 +58,12 @@ class OperatorClient:
         self._ids = count(1)
 
     @classmethod
-    async def connect(cls, url: str) -> OperatorClient:
-        """Open a session at an operator URL or @FILE; raise CleaveError if the server refuses."""
+    @asynccontextmanager
+    async def connect(cls, url: str) -> AsyncIterator[OperatorClient]:
+        """Open a session at an operator URL or @FILE, until the `async with` block ends.
+
+        Jobs on the server continue. Raise CleaveError if the server refuses.
+        """
         target = parse_operator_url(url)
         client = cls(await open_connection(target))
         hello = messages.Hello(
@@ -70,10 +75,9 @@ class OperatorClient:
         try:
             await client._send(hello)
             await client._receive()
-        except BaseException:
-            await client.close()
-            raise
-        return client
+            yield client
+        finally:
+            await client._connection.close()
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Send a request, such as `submit`, and return the reply's data.
@@ -103,10 +107,6 @@ class OperatorClient:
                 yield message.record
                 if message.record.get("event") in ("end", "failed", "stopped"):
                     return
-
-    async def close(self) -> None:
-        """Close the session. Jobs on the server continue."""
-        await self._connection.close()
 
     async def _send(self, message: Message) -> None:
         try:

@@ -90,11 +90,8 @@ def _find(server: str, data: Path | None) -> str:
 async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from cleave_cli.operator_client import OperatorClient
 
-    client = await OperatorClient.connect(url)
-    try:
+    async with OperatorClient.connect(url) as client:
         return await client.request(action, arguments)
-    finally:
-        await client.close()
 
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:

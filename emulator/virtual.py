@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, wraps
@@ -40,12 +40,12 @@ from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
 from cleave.scheduler.counters import FleetCounters, TrafficKind
+from cleave.scheduler.instructions import ForRuntime
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.joining import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.sessions.result_judging import Verification
 from cleave.scheduler.sessions.session import DeviceState
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.runs import StagesOn
 from cleave.scheduler.stages.work import StepWork
@@ -175,7 +175,7 @@ class VirtualRuntime(Runtime):
                 "the server's card", ps.egress_bytes_per_s, ps.ingress_bytes_per_s
             )
         self._lines = SharedLines(card)
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = count()
         self._ids = count(1)
         self._released: deque[int] = deque()
@@ -266,10 +266,7 @@ class VirtualRuntime(Runtime):
             profile = self.devices[device].profile if device in self.devices else None
             held = self._vanish(device)
             if profile is not None and away_s is not None:
-                self._at(self.now_s + away_s, come_back, profile, held)
-
-        def come_back(profile: FleetDevice, held: HeldArrays | None) -> None:
-            self.join(profile, held)
+                self._at(self.now_s + away_s, self.join, profile, held)
 
         self._at(self.now_s + in_s, lose)
 
@@ -375,31 +372,8 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.begin_round(work, self.now_s))
 
     @_alone
-    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Pass an array that the caller computed for a micro-batch to the current step.
-
-        Args:
-            batch: number of the micro-batch.
-            made: a gradient, a stage input or a log-sum-exp; see `StageStep.give`.
-            after: number of the stage before the PS's own layers; None if these layers did not
-                compute the array.
-        """
-        self.execute(self.manager.give(batch, made, after, self.now_s))
-
-    @_alone
-    def begin_snapshot(self, work: StepWork, position: int) -> None:
-        """Begin to fetch the trained state after a step, while later steps run."""
-        self.execute(self.manager.begin_snapshot(work, position, self.now_s))
-
-    @_alone
-    def update(self, scalars: Sequence[StageArray]) -> None:
-        """Let devices update the trained state that stays on them."""
-        self.execute(self.manager.update(scalars, self.now_s))
-
-    @_alone
-    def resolve(self, right: bool, reason: str) -> None:
-        """Accept (`right` is True) or reject the values of the first unresolved `Suspect`."""
-        self.execute(self.manager.resolve(right, reason, self.now_s))
+    def change_step(self, change: Callable[..., list[ForRuntime]], *arguments: object) -> None:
+        self.execute(change(*arguments, self.now_s))
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | RoundResult | None:
@@ -434,21 +408,6 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now_s))
 
     @_alone
-    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
-        """Between steps by stages, send new weights to the devices that have the old weights."""
-        self.execute(self.manager.renew(arrays, self.now_s))
-
-    @_alone
-    def withdraw_step(self) -> None:
-        """End any current step by stages; devices retain their arrays for the next step."""
-        self.execute(self.manager.withdraw_step(self.now_s))
-
-    @_alone
-    def end_steps(self) -> None:
-        """End any current step by stages; devices drop all arrays of steps by stages."""
-        self.execute(self.manager.end_steps(self.now_s))
-
-    @_alone
     def advance_for_local_work(self, flops: float) -> None:
         """Advance the clock by the time that the caller is assumed to need for `flops` FLOPs."""
         self._advance(self.now_s + flops / ASSUMED_FLOPS_PER_S)
@@ -473,7 +432,7 @@ class VirtualRuntime(Runtime):
 
     # --- time ---
 
-    def _at(self, when_s: float, what: Callable[..., None], *arguments: Any) -> None:
+    def _at(self, when_s: float, what: Callable[..., object], *arguments: Any) -> None:
         heappush(self._heap, (when_s, next(self._sequence), what, arguments))
 
     def _step(self) -> None:

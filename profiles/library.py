@@ -184,18 +184,11 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
         import tomli_w
     except ImportError:
         raise ValueError(not_installed("writing a profile", "tomli-w", "profile")) from None
-    values = _without_none(msgspec.to_builtins(profile))
-    text = tomli_w.dumps({"schema": SCHEMA, **values})
+    text = tomli_w.dumps(msgspec.to_builtins(profile))  # omits what is None
     try:
         write_output(path, _compact(text).encode())
     except OSError as error:
         raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _compact(text: str) -> str:

@@ -80,12 +80,6 @@ class _Groups:
         ones = np.ones(len(rates))
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
-    def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Return each group's ring all-reduce time (s) for the gradients of `layers` layers."""
-        n = self.devices
-        found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
-        return found
-
 
 class Asteroid:
     """A pipeline of data-parallel groups, planned within the devices' memory limits."""
@@ -108,8 +102,10 @@ def _planned(conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
     layers = np.arange(job.layers + 1, dtype=np.float64)[:, None, None]
     boundary = 2 * each * job.layer.boundary_bytes / groups.links
     compute = job.flops(job.even_layer) * layers * each / groups.flops
-    cost = np.maximum(compute, boundary) + groups.gradients_s(job, layers) / micro_batches
-    cost[:, ~(groups.devices <= each)] = np.inf
+    n = groups.devices
+    gradients = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / groups.slowest
+    cost = np.maximum(compute, boundary) + gradients / micro_batches
+    cost[:, ~(n <= each)] = np.inf
     roomy = STATE_BYTES * layers * job.layer.parameters <= groups.least_memory
     cuts = best_partition(np.where(roomy, cost, np.inf), micro_batches)
     if cuts is None:
@@ -124,13 +120,12 @@ def _planned(conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
         for p, group in enumerate(members)
     ]
     memory = pipeline_memory(job, held, in_flight)
-    slots, gradients = [], []
+    slots, gradients_s = [], max(float(gradients[cut]) for cut in cuts)
     for cut, again in zip(cuts, memory.again, strict=True):
         run = (cut.start, cut.stop)
         compute_s = again * job.flops(job.even_layer) * cut.layers * each / groups.flops[run]
-        link_s = 2 * each * job.layer.boundary_bytes / groups.links[run] if stages > 1 else 0.0
+        link_s = boundary[run] if stages > 1 else 0.0
         slots.append(float(max(compute_s, link_s)))
-        gradients.append(float(groups.gradients_s(job, np.array(float(cut.layers)))[run]))
     sent = 2 * (stages - 1) * job.batch * job.layer.boundary_bytes
     sent += sum(
         2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
@@ -144,13 +139,13 @@ def _planned(conditions: Conditions, job: PipelineJob, each: int) -> Outcome:
         Part("pipeline replay", min(2 * stages - 1, micro_batches) * max(slots)),
     )
     busy_s = pipeline_s(slots, micro_batches) + latency_s
-    ways = (replay, restart(job, held, busy_s + max(gradients)))
+    ways = (replay, restart(job, held, busy_s + gradients_s))
     return pipeline_outcome(
         Asteroid.name,
         f"{stages} stages of up to {max(len(g) for g in members)}, b = {each}, m = {micro_batches}",
         held,
         memory,
-        (Part("pipeline", busy_s), Part("gradients", max(gradients))),
+        (Part("pipeline", busy_s), Part("gradients", gradients_s)),
         sent,
         min(ways, key=lambda parts: sum(part.seconds for part in parts)),
     )

@@ -37,7 +37,6 @@ from simulator.work import (
     dealt,
     edge_parameters,
     layer_work,
-    misfit,
     stage_need,
     tightest,
     train_flops,
@@ -82,7 +81,7 @@ class DataParallel:
         gradient = conditions.element.sent * spec.parameters
         moved = 2 * (n - 1) / n * gradient
         needed = np.array([need.memory_bytes for need in needs])
-        worst_needed, worst_offered = tightest(needed, rates.memory)
+        worst_needed, worst_offered, misfit = tightest(needed, rates.memory)
         compute_s = float((samples * each * again / rates.flops).max())
         return Outcome(
             method=self.name,
@@ -96,7 +95,7 @@ class DataParallel:
             upload_bytes=moved,
             memory_offered_bytes=worst_offered,
             memory_needed_bytes=worst_needed,
-            misfit=misfit(needed, rates.memory),
+            misfit=misfit,
             recovery=(Part("samples again", compute_s / max(1, n - 1)),),
         )
 

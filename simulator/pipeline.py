@@ -17,15 +17,7 @@ import numpy as np
 
 from cleave.planner.tiles.shape import Floats, RateArrays
 from simulator.method import Conditions, Outcome, Part
-from simulator.work import (
-    RECOMPUTE,
-    STATE_BYTES,
-    LayerWork,
-    layer_work,
-    misfit,
-    stage_need,
-    tightest,
-)
+from simulator.work import RECOMPUTE, STATE_BYTES, LayerWork, layer_work, stage_need, tightest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +115,7 @@ def pipeline_memory(
         again.append(RECOMPUTE if need.recompute else 1.0)
         needed.append(np.full(len(stage.members), need.memory_bytes))
         offered.append(stage.members.memory)
-    all_needed, all_offered = np.concatenate(needed), np.concatenate(offered)
-    worst = tightest(all_needed, all_offered)
-    return StageMemory(np.array(again), *worst, misfit(all_needed, all_offered))
+    return StageMemory(np.array(again), *tightest(np.concatenate(needed), np.concatenate(offered)))
 
 
 def pipeline_s(slots: Sequence[float], micro_batches: int) -> float:

@@ -108,22 +108,18 @@ def stage_need(
     return Need(min(less, everything), recompute=less <= offered_bytes)
 
 
-def misfit(needed: Floats, offered: Floats) -> str:
-    """Return a message about devices with too little memory; empty if all devices have enough."""
-    short = needed > offered
-    if not short.any():
-        return ""
-    most, least = tightest(needed, offered)
-    return (
-        f"{int(short.sum())} of {len(needed)} devices have too little memory: "
+def tightest(needed: Floats, offered: Floats) -> tuple[float, float, str]:
+    """Return needed and offered bytes of the device with the highest ratio of needed to offered.
+
+    The last value is a message about devices with too little memory; empty if all have enough.
+    """
+    worst, short = int(np.argmax(needed / offered)), int((needed > offered).sum())
+    most, least = float(needed[worst]), float(offered[worst])
+    text = (
+        f"{short} of {len(needed)} devices have too little memory: "
         f"{most / 1e9:.3g} GB needed, {least / 1e9:.3g} GB offered"
     )
-
-
-def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return needed and offered bytes of the device with the highest ratio of needed to offered."""
-    worst = int(np.argmax(needed / offered))
-    return float(needed[worst]), float(offered[worst])
+    return most, least, text if short else ""
 
 
 def dealt(count: int, rates: Floats) -> Floats:

@@ -51,9 +51,7 @@ class SavedCredentials:
         """Return the saved credential for a server and a device name; empty if none is saved."""
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
-            if saved is None or saved.name != name:
-                continue
-            if saved.is_for(target):
+            if saved is not None and saved.name == name and saved.is_for(target):
                 return saved.credential
         return ""
 

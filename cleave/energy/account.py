@@ -177,8 +177,7 @@ def fleet_footprint(
         elif known.power is None:
             unknown += usage.devices
         else:
-            computing_s = min(usage.compute_s, usage.present_s)
-            parts = parts_of(known.power, usage.present_s, computing_s, usage.radio_s)
+            parts = parts_of(known.power, usage.present_s, usage.compute_s, usage.radio_s)
             compute_j += parts.compute_j
             idle_j += parts.idle_j
             radio_j += parts.radio_j

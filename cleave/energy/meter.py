@@ -15,30 +15,6 @@ from enum import Enum
 from profiles.device_profile import Power
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """The activity of a device in a session.
-
-    Attributes:
-        compute_s: time for which the device computed. Values above `present_s` count as
-            `present_s`.
-        down_bytes, up_bytes: bytes from the PS to the device, and from the device to the PS.
-        downlink_bytes_per_s, uplink_bytes_per_s: rates of the device's link, above 0.
-    """
-
-    present_s: float
-    compute_s: float
-    down_bytes: float
-    up_bytes: float
-    downlink_bytes_per_s: float
-    uplink_bytes_per_s: float
-
-    @property
-    def radio_s(self) -> float:
-        """Return the time spent receiving plus the time spent sending, in seconds."""
-        return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
-
-
 class Basis(Enum):
     """The source of an energy figure."""
 
@@ -61,36 +37,6 @@ class Gap(Enum):
     DOUBTED = "they report more energy than such a device can use: not believed"
     RADIO = "radio power unknown: not counted"
     IDLE = "idle power unknown: not counted"
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """The energy that a device used, and the figures that were missing (`gaps`)."""
-
-    energy_j: float
-    gaps: tuple[Gap, ...] = ()
-
-
-def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """Return the energy that a device used in a session; None if its power is unknown.
-
-    Example: a phone draws 0.5 W when idle and 4 W when computing, plus 0.8 W for the radio. The
-    phone was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent
-    20 MB at 2 MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
-
-        >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
-        >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
-        Used(energy_j=206.0, gaps=())
-
-    Args:
-        power: power of the device. None and a power without `compute_w` count as unknown.
-        assumed: missing figures of the profile for which `power` contains an assumption.
-    """
-    if power is None or power.compute_w is None:
-        return None
-    computing_s = min(did.compute_s, did.present_s)
-    parts = parts_of(power, did.present_s, computing_s, did.radio_s)
-    return Used(parts.energy_j, gaps_of(power, assumed))
 
 
 def gaps_of(power: Power, assumed: tuple[Gap, ...]) -> tuple[Gap, ...]:
@@ -117,7 +63,20 @@ def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -
     """Return the energy of computing, idling and the radio. An unknown power counts as 0.
 
     The times may also be totals over several devices with equal power.
+
+    Example: a phone draws 0.5 W when idle and 4 W when computing, plus 0.8 W for the radio. The
+    phone was connected for 100 s and computed for 40 s. It received 100 MB at 10 MB/s and sent
+    20 MB at 2 MB/s. So the phone used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
+
+        >>> parts_of(Power(idle_w=0.5, compute_w=4, radio_w=0.8), 100, 40, 10 + 10).energy_j
+        206.0
+
+    Args:
+        compute_s: time for which the device computed. Values above `present_s` count as
+            `present_s`.
+        radio_s: time spent receiving plus time spent sending.
     """
+    compute_s = min(compute_s, present_s)
     return Parts(
         (power.compute_w or 0.0) * compute_s,
         (power.idle_w or 0.0) * (present_s - compute_s),

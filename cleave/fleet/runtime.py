@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from cleave.scheduler.instructions import (
 )
 from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.tiles.tasks import GemmTask, Task
@@ -162,6 +163,33 @@ class Runtime(FleetRuntime):
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
         return self.manager.epoch, self.manager.scheduler.rates
+
+    # --- changes of the current step by stages, see `FleetRuntime` ---
+
+    @abstractmethod
+    def change_step(self, change: Callable[..., list[ForRuntime]], *arguments: object) -> None:
+        """Call a method of the session manager with `arguments` and the current time."""
+
+    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
+        self.change_step(self.manager.renew, arrays)
+
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
+        self.change_step(self.manager.give, batch, made, after)
+
+    def begin_snapshot(self, work: StepWork, position: int) -> None:
+        self.change_step(self.manager.begin_snapshot, work, position)
+
+    def update(self, scalars: Sequence[StageArray]) -> None:
+        self.change_step(self.manager.update, scalars)
+
+    def resolve(self, right: bool, reason: str) -> None:
+        self.change_step(self.manager.resolve, right, reason)
+
+    def withdraw_step(self) -> None:
+        self.change_step(self.manager.withdraw_step)
+
+    def end_steps(self) -> None:
+        self.change_step(self.manager.end_steps)
 
     # --- execution of instructions ---
 

@@ -149,14 +149,6 @@ def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
 # --- rules ------------------------------------------------------------------------------------
 
 
-def _same(operation: Operation, first: Sized, given: Given) -> Sized:
-    return Sized(first.shape, first.type)
-
-
-def _negated(operation: Operation, first: Sized, given: Given) -> Sized:
-    return _one_by_one(operation, [first], first.type, _exact(lambda a: -a))
-
-
 def _arithmetic(calculate: Callable[[int, int], int | None] | None = None) -> _Rule:
     def rule(operation: Operation, first: Sized, given: Given) -> Made:
         arrays = [_input(operation, given, number) for number in range(max(len(given), 1))]
@@ -443,11 +435,6 @@ def _gather(operation: Operation, first: Sized, given: Given) -> Sized:
     return followed(shape, first.type, values)
 
 
-def _scatter(operation: Operation, first: Sized, given: Given) -> Made:
-    places = _input(operation, given, 1)
-    return Made([Sized(first.shape, first.type)], places.nbytes)
-
-
 def _gather_nd(operation: Operation, first: Sized, given: Given) -> Sized:
     places = _input(operation, given, 1)
     batch = operation.integer("batch_dims", 0)
@@ -504,7 +491,7 @@ _REDUCING: Final = (
 _BROADCAST: Final = ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Pow", "Sum")
 
 _RULES: Final[Mapping[str, _Rule]] = {
-    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(_SAME, lambda operation, first, given: Sized(first.shape, first.type)),
     **dict.fromkeys(
         ("IsInf", "IsNaN", "Not"), lambda operation, first, given: Sized(first.shape, BOOL)
     ),
@@ -541,11 +528,18 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Min": _arithmetic(min),
     "Mod": _arithmetic(lambda a, b: a % b if a >= 0 and b > 0 else None),
     "Mul": _arithmetic(int.__mul__),
-    "Neg": _negated,
+    "Neg": lambda operation, first, given: _one_by_one(
+        operation, [first], first.type, _exact(lambda a: -a)
+    ),
     "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _scatter),
+    **dict.fromkeys(
+        ("ScatterElements", "ScatterND"),
+        lambda operation, first, given: Made(
+            [Sized(first.shape, first.type)], _input(operation, given, 1).nbytes
+        ),
+    ),
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,

@@ -58,11 +58,6 @@ class Accuracy:
     trial: str
     allowed: float = LARGEST_ERROR
 
-    @property
-    def full(self) -> bool:
-        """Return True if the error is small enough for full fp32 precision."""
-        return self.error < LARGEST_ERROR
-
 
 def accuracy(
     open_graph: Callable[[bytes], OpenGraph],

@@ -71,14 +71,6 @@ def _divided(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
-def _power(a: Tensor, b: Tensor) -> Tensor:
-    return torch.pow(a, b).to(a.dtype)
-
-
-def _reshaped_by(shape: Callable[[Tensor, list[int]], list[int]]) -> Operation:
-    return lambda x, sizes: x.reshape(shape(x, _numbers(sizes) or []))
-
-
 def _expanded(x: Tensor, sizes: Tensor) -> Tensor:
     return x.expand(np.broadcast_shapes(tuple(x.shape), tuple(_numbers(sizes) or ())))
 
@@ -130,10 +122,6 @@ def _clipped(x: Tensor, least: Tensor | None = None, most: Tensor | None = None)
     return x if least is None and most is None else torch.clamp(x, least, most)
 
 
-def _p_relu(x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, slope * x, x)
-
-
 def _relu_gradient(dy: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     made = torch.empty_like(dy) if out is None else out
     torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=made)
@@ -172,8 +160,8 @@ _SIMPLE: Final[Mapping[str, Operation]] = {
     "Mul": torch.mul,
     "Not": torch.logical_not,
     "Or": torch.logical_or,
-    "PRelu": _p_relu,
-    "Pow": _power,
+    "PRelu": lambda x, slope: torch.where(x < 0, slope * x, x),
+    "Pow": lambda a, b: torch.pow(a, b).to(a.dtype),
     "Range": _range,
     "ReluGradient": _relu_gradient,
     "Size": lambda x: torch.tensor(x.numel()),
@@ -192,12 +180,13 @@ _SIMPLE: Final[Mapping[str, Operation]] = {
 
 
 def _reshape(of: Attributes) -> Operation:
-    def sizes(x: Tensor, wanted: list[int]) -> list[int]:
-        if of.get("allowzero", 0):
-            return wanted
-        return [x.shape[at] if size == 0 else size for at, size in enumerate(wanted)]
+    def run(x: Tensor, wanted: Tensor) -> Tensor:
+        sizes = _numbers(wanted) or []
+        if not of.get("allowzero", 0):
+            sizes = [size or x.shape[at] for at, size in enumerate(sizes)]
+        return x.reshape(sizes)
 
-    return _reshaped_by(sizes)
+    return run
 
 
 def _flatten(of: Attributes) -> Operation:
@@ -475,17 +464,9 @@ def _convolved(of: Attributes) -> Operation:
     return run
 
 
-def _hard_sigmoid(of: Attributes) -> Operation:
-    return lambda x: torch.clamp(of.get("alpha", 0.2) * x + of.get("beta", 0.5), 0, 1)
-
-
 def _selu(of: Attributes) -> Operation:
     alpha, gamma = of.get("alpha", 1.67326319217681884765625), of.get("gamma", 1.0507009873554805)
     return lambda x: gamma * F.elu(x, alpha)
-
-
-def _gelu(of: Attributes) -> Operation:
-    return partial(F.gelu, approximate=_text(of.get("approximate", "none")))
 
 
 def _random_like(of: Attributes) -> Operation:
@@ -499,11 +480,6 @@ def _random_like(of: Attributes) -> Operation:
         return torch.empty_like(x).uniform_(low, high, generator=made[0])
 
     return run
-
-
-def _threshold(of: Attributes) -> Operation:
-    alpha = of.get("alpha", 1.0)
-    return lambda x: torch.where(x > alpha, x, 0)
 
 
 def _text(value: str | bytes) -> str:
@@ -527,9 +503,11 @@ _BUILT: Final[Mapping[str, Callable[[Attributes], Operation]]] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "Gelu": _gelu,
+    "Gelu": lambda of: partial(F.gelu, approximate=_text(of.get("approximate", "none"))),
     "Gemm": _gemm,
-    "HardSigmoid": _hard_sigmoid,
+    "HardSigmoid": lambda of: (
+        lambda x: torch.clamp(of.get("alpha", 0.2) * x + of.get("beta", 0.5), 0, 1)
+    ),
     "IsInf": _infinite,
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": lambda of: partial(F.leaky_relu, negative_slope=of.get("alpha", 0.01)),
@@ -545,7 +523,7 @@ _BUILT: Final[Mapping[str, Callable[[Attributes], Operation]]] = {
     "Softmax": _softmax,
     "SoftmaxGradient": _softmax_gradient,
     "Split": _split,
-    "ThresholdedRelu": _threshold,
+    "ThresholdedRelu": lambda of: lambda x: torch.where(x > of.get("alpha", 1.0), x, 0),
     "TopK": _top,
     "Transpose": _transpose,
     "Trilu": _triangle,

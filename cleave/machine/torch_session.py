@@ -184,17 +184,10 @@ class TorchSession:
         into: Mapping[str, Tensor],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the graph, writing some outputs to the memory of inputs.
+        """Run the graph, writing some outputs to the memory of inputs; see `OpenGraph`.
 
-        Args:
-            given: tensors on the processor by name, in the graph's shapes; see `upload`. Tensors
-                that a run with products in bf16 returned may be in bf16.
-            into: maps each output to write in place to the tensor to overwrite, which must be the
-                tensor in `given` for the input `in_place[output]`.
-            wanted: names of the outputs to return; None for all outputs.
-
-        Raises:
-            GraphError: if the run fails. The tensors in `into` then have undefined elements.
+        All arrays are tensors on the processor (see `upload`). Tensors in `given` that a run with
+        products in bf16 returned may be in bf16.
         """
         names = self.outputs if wanted is None else wanted
         try:

@@ -75,10 +75,7 @@ class AccessStatuses:
         """Set a device's permission with immediate effect. `name` names the device in messages."""
         with self._lock:
             decision = self._decisions[device] = _Decision(standing, reason, self._now())
-
-        def write() -> None:
-            self._store.stand(device, standing, reason, decision.at_s)
-
+        write = partial(self._store.stand, device, standing, reason, decision.at_s)
         why = f" ({reason})" if reason else ""
         text = f"{name} is {standing.value}{why}"
         self._owe("standing", self._decisions, device, decision, write, text)

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,6 @@ from cleave.scheduler.rounds.work import RoundResult, RoundWork
 from cleave.scheduler.sessions.admission import clean_text
 from cleave.scheduler.sessions.session import EventKind, EventListener, Session
 from cleave.scheduler.sessions.session_manager import SessionManager
-from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome, StepFailed
 from cleave.scheduler.stages.work import StepWork
 from cleave.server.block_times import BlockTimes, TimeSpan
@@ -569,20 +568,8 @@ class LiveRuntime(Runtime):
         self._step_token = work.token
         self.loop.call_soon_threadsafe(self._step_call, what, work)
 
-    def renew(self, arrays: Mapping[StageArray, StageArray]) -> None:
-        self._post(self._step_call, self.manager.renew, arrays)
-
-    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        self._post(self._step_call, self.manager.give, batch, made, after)
-
-    def begin_snapshot(self, work: StepWork, position: int) -> None:
-        self._post(self._step_call, self.manager.begin_snapshot, work, position)
-
-    def update(self, scalars: Sequence[StageArray]) -> None:
-        self._post(self._step_call, self.manager.update, scalars)
-
-    def resolve(self, right: bool, reason: str) -> None:
-        self._post(self._step_call, self.manager.resolve, right, reason)
+    def change_step(self, change: Callable[..., list[ForRuntime]], *arguments: object) -> None:
+        self._post(self._step_call, change, *arguments)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
         """Call a method of the session manager. An unexpected error makes the step fail."""
@@ -622,12 +609,6 @@ class LiveRuntime(Runtime):
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
-
-    def withdraw_step(self) -> None:
-        self._post(self._step_call, self.manager.withdraw_step)
-
-    def end_steps(self) -> None:
-        self._post(self._step_call, self.manager.end_steps)
 
     def release(self, operand: int) -> None:
         self._post(lambda: self.execute(self.manager.release(operand, self.now())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -237,7 +236,7 @@ def _tiles(asked: _Asked) -> None:
                 with Progress(console=console, transient=True, disable=hidden) as bar:
                     title = f"step {number} of {asked.model}"
                     task = bar.add_task(title, total=2 * stepper.groups)
-                    step = stepper.step(partial(_advance, bar, task))
+                    step = stepper.step(lambda done, _: bar.update(task, completed=done))  # noqa: B023
                 rows_done.append(_step_values(step, here_s, number, devices))
                 if form is Form.JSON:
                     typer.echo(json.dumps(rows_done[-1]))
@@ -303,10 +302,6 @@ def _stages(asked: _Asked) -> None:
         f"  {found.plan.described(found.model)}"
     )
     typer.echo(filled(text))
-
-
-def _advance(bar: Any, task: Any, done: int, _: int) -> None:
-    bar.update(task, completed=done)
 
 
 def _step_values(

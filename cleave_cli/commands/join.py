@@ -202,6 +202,9 @@ def join(
         else:
             typer.echo(printable(human), err=True)
 
+    def note(text: str) -> None:
+        event("note", text, text=text)
+
     def say(notice: Notice) -> None:
         nonlocal total
         status, reason = notice.status, notice.reason
@@ -245,19 +248,14 @@ def join(
                 )
 
     if own_kind is None and not profile and not PowerMeter(Sensors()).available:
-        text = "the kind of this machine is unknown, and so is its energy; use --kind to set it"
-        event("note", text, text=text)
+        note("the kind of this machine is unknown, and so is its energy; use --kind to set it")
     known: list[bool] = []
-    graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
+    graphs = GraphChoice(asked, note)
 
     server_selection, keeping = ServerSelection(), Keeping()
 
     def multiplying() -> Speed:
         """Return the backend for tiles: the CPU if a backend that the user did not name fails."""
-
-        def note(text: str) -> None:
-            event("note", text, text=text)
-
         try:
             return choose(tiles_on, notify=note)
         except CleaveError as error:
@@ -292,12 +290,11 @@ def join(
             first = not known
             known.append(True)
             if code and not welcome.credential and first:  # only for the first connection
-                text = (
+                note(
                     "the server knows this device already, so the join code was not used; if the "
                     "code was made with --own, mark this device on the server instead: "
                     f"cleave devices own {shlex.quote(called)}"
                 )
-                event("note", text, text=text)
             if welcome.credential and welcome.server:
                 kept = SavedCredential(
                     welcome.server, called, home.address, welcome.credential, home.fingerprint
@@ -305,7 +302,7 @@ def join(
                 try:
                     saved.save(kept)
                 except CleaveError as error:  # the session works without a saved credential
-                    event("note", str(error), text=str(error))
+                    note(str(error))
 
         hello = device_hello(
             credential=credential,

@@ -277,7 +277,11 @@ def show(profile: Annotated[str, Argument(help=_PROFILE)], as_json: Json = False
 
       cleave profile show anna.toml
     """
-    _show(_load(profile), as_json=as_json)
+    from profiles.library import load_profile
+
+    with usage_errors():
+        found = load_profile(profile)
+    _show(found, as_json=as_json)
 
 
 @app.command("fit")
@@ -310,13 +314,6 @@ def fit(
 
 
 # --- shared helpers ---
-
-
-def _load(name_or_path: str) -> DeviceProfile:
-    from profiles.library import load_profile
-
-    with usage_errors():
-        return load_profile(name_or_path)
 
 
 def _show(profile: DeviceProfile, *, as_json: bool, file: Path | None = None) -> None:

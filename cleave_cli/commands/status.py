@@ -59,8 +59,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
     """Show the server's state every `pause_s` seconds until cancelled, or once if it is None."""
     from cleave_cli.operator_client import OperatorClient
 
-    client = await OperatorClient.connect(url)
-    try:
+    async with OperatorClient.connect(url) as client:
         if as_json:
             await _print(client, pause_s)
         elif pause_s is None:
@@ -75,8 +74,6 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
             Console(highlight=False).print(shown(seen))
         else:
             await _draw(client, pause_s)
-    finally:
-        await client.close()
 
 
 async def _print(client: OperatorClient, pause_s: float | None) -> None:

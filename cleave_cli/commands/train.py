@@ -332,30 +332,28 @@ def _on_server(
     from cleave_cli.render.footprint import summary
 
     async def follow() -> None:
-        client = await OperatorClient.connect(server)
         job = attach
-        try:
-            if attach:
-                answer = await client.request("attach", {"job": attach})
-            else:
-                answer = await client.request("submit", request)
-                job = answer["job"]
-                display.note(f"{job} submitted; all paths are on the server")
-                display.start(int(request["job"].get("steps", 0)))
-            if ahead := answer.get("ahead"):  # older servers omit this field
-                display.note(f"{job} is queued behind {', '.join(ahead)}")
-            with display:
-                async for record in client.records():
-                    if record.get("event") == "failed":
-                        raise CleaveError(f"{job} failed: {record.get('text')}")
-                    if record.get("event") == EVENT:
-                        record = record | summary(run_energy([record]), grid)
-                    display.plain(record)
-        except asyncio.CancelledError:
-            display.note(
-                f"detached; {job} continues; follow it with: cleave train {where}--attach {job}"
-            )
-        finally:
-            await client.close()
+        async with OperatorClient.connect(server) as client:
+            try:
+                if attach:
+                    answer = await client.request("attach", {"job": attach})
+                else:
+                    answer = await client.request("submit", request)
+                    job = answer["job"]
+                    display.note(f"{job} submitted; all paths are on the server")
+                    display.start(int(request["job"].get("steps", 0)))
+                if ahead := answer.get("ahead"):  # older servers omit this field
+                    display.note(f"{job} is queued behind {', '.join(ahead)}")
+                with display:
+                    async for record in client.records():
+                        if record.get("event") == "failed":
+                            raise CleaveError(f"{job} failed: {record.get('text')}")
+                        if record.get("event") == EVENT:
+                            record = record | summary(run_energy([record]), grid)
+                        display.plain(record)
+            except asyncio.CancelledError:
+                display.note(
+                    f"detached; {job} continues; follow it with: cleave train {where}--attach {job}"
+                )
 
     asyncio.run(follow())

@@ -96,8 +96,7 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
     from cleave_cli.operator_client import OperatorClient
 
     async def follow() -> None:
-        client = await OperatorClient.connect(server)
-        try:
+        async with OperatorClient.connect(server) as client:
             job = (await client.request("submit", {USE: request.to_dict()}))["job"]
             try:
                 async for record in client.records():
@@ -107,8 +106,6 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
             except asyncio.CancelledError:
                 # Stop the job, because no client would read its other records.
                 await client.request("stop", {"job": job})
-        finally:
-            await client.close()
 
     asyncio.run(follow())
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from cleave.files import save_figure
 from cleave.planner.stages.prediction import in_seconds
@@ -41,10 +42,6 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
 _BARS: Final = ("downlink", "processor", "uplink")
 
 
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _save(figure: Figure, path: Path) -> None:
     with writes(path):
         save_figure(figure, path, 150)
@@ -52,10 +49,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 def draw_tiling(path: Path, plan: Plan) -> None:
     """Plot the rows and columns of the result C that each tile of a GEMM's plan covers."""
-    figure = _figure(8, 8)
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-
+    figure = Figure(figsize=(8, 8), layout="constrained")
     axes = figure.add_subplot()
     depths = {t.tile.k for t in plan.tiles}
     most = max(k.size for k in depths)
@@ -93,7 +87,7 @@ def draw_stages(
 ) -> None:
     """Plot how long each device's links and processor are busy in a step by stages."""
     rows = _rows(model, plan, names)
-    figure = _figure(10, 1.6 + 0.42 * len(rows))
+    figure = Figure(figsize=(10, 1.6 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     height = 0.8 / len(_BARS)
     for row, (_, members) in enumerate(rows):
@@ -144,9 +138,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
     """Plot the step time by stages and without devices against the tokens per step."""
-    figure = _figure(8, 5)
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
-
+    figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     tokens = [point.rows * sequence for point in found.points]
     lines: tuple[tuple[str, str, list[float]], ...] = (

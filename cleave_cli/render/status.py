@@ -49,8 +49,7 @@ class Seen:
         """Add the records and events of a new overview."""
         self.latest = overview
         table = overview["events"]
-        rows = [dict(zip(table["columns"], row, strict=False)) for row in table["rows"]]
-        self.events = (self.events + rows)[-EVENTS_SHOWN:]
+        self.events = (self.events + _rows(table))[-EVENTS_SHOWN:]
         self.last_event = table["last"]
         job = overview["job"]
         if job is None:
@@ -177,9 +176,9 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
-    columns = devices.get("columns", ())
-    return [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
+def _rows(table: dict[str, Any]) -> list[dict[str, Any]]:
+    columns = table.get("columns", ())
+    return [dict(zip(columns, row, strict=False)) for row in table.get("rows", ())]
 
 
 def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:

@@ -72,10 +72,9 @@ _ABOUT_LOSSES: Final = (
 def _lines(outcome: Outcome, churn: Churn) -> Iterator[str]:
     step = in_seconds(outcome.step_s) if math.isfinite(outcome.step_s) else "-"
     used = f"{outcome.devices_used:,}"
-    sizes = map(
+    needs, down, up = map(
         human_bytes, (outcome.memory_needed_bytes, outcome.download_bytes, outcome.upload_bytes)
     )
-    needs, down, up = sizes
     yield (
         f"{outcome.method:<21}{step:>10}{_with_losses(outcome, churn):>13}{used:>7}{needs:>10}"
         f"{down:>9}{up:>10}"

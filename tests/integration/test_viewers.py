@@ -25,11 +25,8 @@ def asked(url: str, *requests: tuple[str, dict[str, Any]]) -> list[dict[str, Any
     """The answers to requests, in one session."""
 
     async def scenario() -> list[dict[str, Any]]:
-        client = await OperatorClient.connect(url)
-        try:
+        async with OperatorClient.connect(url) as client:
             return [await client.request(action, arguments) for action, arguments in requests]
-        finally:
-            await client.close()
 
     return asyncio.run(scenario())
 
@@ -45,13 +42,12 @@ def test_viewers_may_only_look_and_operators_are_told_where(tmp_path: Path) -> N
     )  # fmt: skip
 
     async def look(url: str) -> None:
-        client = await OperatorClient.connect(url)
-        for action in actions:
-            assert (await client.request("status", {}))["jobs"] == []
-            with pytest.raises(UsageError, match=f"a viewer may ask for .* not for '{action}'"):
-                await client.request(action, {"job": "job-1", "device": "1"})
-        assert (await client.request("status", {}))["jobs"] == []  # the session continues
-        await client.close()
+        async with OperatorClient.connect(url) as client:
+            for action in actions:
+                assert (await client.request("status", {}))["jobs"] == []
+                with pytest.raises(UsageError, match=f"a viewer may ask for .* not for '{action}'"):
+                    await client.request(action, {"job": "job-1", "device": "1"})
+            assert (await client.request("status", {}))["jobs"] == []  # the session continues
 
     with served(tmp_path) as (server, app, _):
         asyncio.run(look(url_of(server, app.viewer_token)))

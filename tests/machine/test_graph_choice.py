@@ -130,7 +130,6 @@ class _Machine:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_cpu_computes_exactly(threads: int) -> None:
     found = accuracy(lambda model: GraphSession(model, threads))
-    assert found.full
     assert found.error < LARGEST_ERROR / 5
 
 

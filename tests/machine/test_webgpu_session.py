@@ -15,7 +15,7 @@ from cleave.machine.backends import StoredArray
 from cleave.machine.graph_choice import open_on_cpu, open_on_webgpu
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetch, run_graph
 from cleave.machine.graph_session import GraphError, GraphSession
-from cleave.machine.graph_trials import accuracy
+from cleave.machine.graph_trials import LARGEST_ERROR, accuracy
 from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.machine.webgpu_session import WebgpuArray, WebgpuSession
 from tests.graphs.models import graphs_of, small_model
@@ -38,7 +38,7 @@ def _gpu_in_software() -> Iterator[None]:
 
 
 def test_it_computes_exactly() -> None:
-    assert accuracy(WebgpuSession).full
+    assert accuracy(WebgpuSession).error < LARGEST_ERROR
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])

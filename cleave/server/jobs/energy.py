@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import DeviceUsage, Ps
 from cleave.energy.grid import Grid
-from cleave.energy.meter import Activity, Basis, Gap, used_by
+from cleave.energy.meter import Basis, Gap, gaps_of, parts_of
 from cleave.energy.run_energy import RunEnergy
 from cleave.energy.typical import KnownPower, Typical
 from cleave.machine.sensors import PowerMeter
@@ -109,22 +109,13 @@ class EnergyMeter:
         if own_j is not None:
             return DeviceEnergy(own_j, Basis.MEASURED)
         doubted = (Gap.DOUBTED,) if "energy_j" in session.telemetry else ()
-        known, rates = self._known(session), session.rates
-        used = None
-        if known is not None and rates is not None:
-            away = not _is_here(session)
-            did = Activity(
-                now_s - session.opened_s,
-                session.counters.compute_s,
-                session.counters.downlink_bytes * away,
-                session.counters.uplink_bytes * away,
-                rates.downlink_bytes_per_s,
-                rates.uplink_bytes_per_s,
-            )
-            used = used_by(known.power, did, known.assumed)
-        if used is None:
+        known = self._known(session)
+        if known is None or known.power is None or session.rates is None:
             return DeviceEnergy(None, Basis.UNKNOWN, doubted)
-        return DeviceEnergy(used.energy_j, Basis.MODELLED, used.gaps + doubted)
+        present_s, compute_s = now_s - session.opened_s, session.counters.compute_s
+        parts = parts_of(known.power, present_s, compute_s, _radio_s(session))
+        gaps = gaps_of(known.power, known.assumed)
+        return DeviceEnergy(parts.energy_j, Basis.MODELLED, gaps + doubted)
 
     def _known(self, session: Session) -> KnownPower | None:
         known = self._powers.get(session.profile)
@@ -261,22 +252,27 @@ def _is_here(session: Session) -> bool:
     return session.here or is_loopback_address(session.address)
 
 
+def _radio_s(session: Session) -> float:
+    """Estimate the time that a device spent sending and receiving; 0 on the server's machine."""
+    done, rates = session.counters, session.rates
+    if rates is None or _is_here(session):
+        return 0.0
+    down_s = done.downlink_bytes / rates.downlink_bytes_per_s
+    return down_s + done.uplink_bytes / rates.uplink_bytes_per_s
+
+
 def _did(session: Session, now_s: float) -> SessionWork:
-    counters, rates, radio_s = replace(session.counters), session.rates, 0.0
-    here = _is_here(session)
-    if rates is not None and not here:
-        radio_s = counters.downlink_bytes / rates.downlink_bytes_per_s
-        radio_s += counters.uplink_bytes / rates.uplink_bytes_per_s
+    rates = session.rates
     identity = f"device {session.identity}" if session.identity is not None else ""
     return SessionWork(
         identity or f"session {session.id}",
         session.profile,
         session.kind,
         rates.flops_per_s if rates is not None else 0.0,
-        here,
-        counters,
+        _is_here(session),
+        replace(session.counters),
         now_s - session.opened_s,
-        radio_s,
+        _radio_s(session),
         session.measured_j(now_s),
         session.identity is None and session.reason == MOVED,
     )
