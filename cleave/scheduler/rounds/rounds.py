@@ -18,7 +18,8 @@ class LocalRounds:
     """Manages rounds of local updates, one at a time.
 
     If a device leaves or fails, its work in the round is lost. A device that rejoins gets the
-    newest weights, and begins with new optimizer moments (see `LocalWorker.late`).
+    newest weights, and begins with new optimizer moments (see `LocalWorker.late`). Methods that
+    handle an event return the instructions to carry out.
 
     Attributes:
         results: number of graph runs and fetches that devices have completed in all rounds.
@@ -57,10 +58,7 @@ class LocalRounds:
         return {d for d in self._round.steps if d in self._workers and d not in self._parts}
 
     def begin(self, work: RoundWork, now_s: float) -> list[ForSteps]:
-        """Begin a round on the devices in `work.steps` that are still connected.
-
-        Return the instructions to carry out.
-        """
+        """Begin a round on the devices in `work.steps` that are still connected."""
         last = self._round
         undone = last.steps.keys() if last is not None and not last.collected else ()
         self._round, self._began_s = work, now_s
@@ -98,7 +96,7 @@ class LocalRounds:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result, now_s: float
     ) -> list[ForSteps]:
-        """Handle a device's answer to a task of a round. Return the instructions to carry out."""
+        """Handle a device's answer to a task of a round."""
         self.results += 1
         device, work = order.request.device, self._round
         worker = self._workers[device]
@@ -116,10 +114,7 @@ class LocalRounds:
         return [*worker.take(), *self.tick(now_s)]
 
     def tick(self, now_s: float) -> list[ForSteps]:
-        """Make late devices skip their remaining steps. Remove very late devices from the round.
-
-        Return the instructions to carry out.
-        """
+        """Make late devices skip their remaining steps. Remove very late devices from the round."""
         work, out = self._round, list[ForSteps]()
         if work is None:
             return []
@@ -138,10 +133,7 @@ class LocalRounds:
         return out + self._end_if_complete()
 
     def leave(self, device: int, reason: str) -> list[ForSteps]:
-        """Remove a device that left, failed or is draining from the round.
-
-        Return the instructions to carry out.
-        """
+        """Remove a device that left, failed or is draining from the round."""
         if device not in self._workers:
             return []
         if device in self._working:
@@ -149,10 +141,7 @@ class LocalRounds:
         return [*self._drop(device), *self._end_if_complete()]
 
     def end(self) -> list[ForSteps]:
-        """End the current round, and tell all devices to drop their arrays.
-
-        Return the instructions to carry out.
-        """
+        """End the current round, and tell all devices to drop their arrays."""
         self._round = None
         return [sent for device in list(self._workers) for sent in self._drop(device)]
 

@@ -149,6 +149,8 @@ class ShortStays:
 class Joining:
     """Handles joining devices, from the `hello` message until a device is available for tasks.
 
+    Methods that handle an event return the decisions to carry out.
+
     Args:
         rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None if unlimited.
@@ -236,8 +238,6 @@ class Joining:
     ) -> Sequence[Decision]:
         """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
-        Return the decisions to carry out.
-
         Args:
             returns: whether the PS knows which arrays the device still has from its last session.
             verify: whether the server verifies results. If so, the probe tests the device's
@@ -276,10 +276,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle a probe result. After the last result, make the device ready or send the rates.
-
-        Return the decisions to carry out.
-        """
+        """Handle a probe result. After the last result, make the device ready or send the rates."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed its arithmetic test: {probe.fault}"
@@ -298,7 +295,7 @@ class Joining:
     def probe_run_failed(
         self, session: Session, probe: Probe, message: messages.TaskError, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of the probe. Return the decisions to carry out.
+        """Repeat a failed run of the probe.
 
         Raises:
             ProtocolError: if too many consecutive runs fail, or the probe does not await this run.

@@ -145,10 +145,7 @@ class ResultJudge:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device if its penalty points reach the limit. `last` is the latest fault.
-
-        Return the decisions to carry out.
-        """
+        """Quarantine a device if its penalty points reach the limit. `last` is the latest fault."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

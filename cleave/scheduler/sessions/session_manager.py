@@ -70,6 +70,8 @@ STUCK_S: Final = 60.0  # minimum seconds between two reports that a job is stuck
 class SessionManager:
     """The PS's core, which turns messages into scheduler events and instructions into messages.
 
+    Methods that handle an event return the instructions that the runtime must carry out.
+
     Args:
         credential: the credential that a device's `hello` must contain; empty if devices need no
             credential. Ignored if `auth` is given.
@@ -166,10 +168,7 @@ class SessionManager:
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """Handle a message from a device. A protocol error ends only the session of that device.
-
-        Return the instructions to carry out.
-        """
+        """Handle a message from a device. A protocol error ends only the session of that device."""
         session = self.sessions.get(session_id)
         if session is None:
             return []
@@ -188,10 +187,7 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that sent too much. The device must wait before rejoining.
-
-        Return the instructions to carry out.
-        """
+        """End the session of a device that sent too much. The device must wait before rejoining."""
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
@@ -211,8 +207,6 @@ class SessionManager:
         retry_after_s: float = 0.0,
     ) -> list[ForRuntime]:
         """End a session with an error message. Do nothing if the session has already ended.
-
-        Return the instructions to carry out.
 
         Args:
             retry_after_s: seconds after which the device may retry; 0 if unknown.
@@ -235,18 +229,12 @@ class SessionManager:
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
     ) -> list[ForRuntime]:
-        """End all sessions of the device with this identity, with an error message.
-
-        Return the instructions to carry out.
-        """
+        """End all sessions of the device with this identity, with an error message."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
-        """Record whether the device with this identity belongs to the operator.
-
-        Return the instructions to carry out.
-        """
+        """Record whether the device with this identity belongs to the operator."""
         done: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             if session.identity == identity and session.own != own:
@@ -264,8 +252,6 @@ class SessionManager:
         returns: bool | None = None,
     ) -> list[ForRuntime]:
         """Record the end of a session and reassign the device's unfinished tasks.
-
-        Return the instructions to carry out.
 
         Args:
             lost: whether the session ended unintentionally.
@@ -285,17 +271,11 @@ class SessionManager:
         return kept if probing else kept + self._do(events.DeviceLost(session_id), now_s)
 
     def expire(self, now_s: float) -> list[ForRuntime]:
-        """Reassign the stages of devices that have not returned in time.
-
-        Return the instructions to carry out.
-        """
+        """Reassign the stages of devices that have not returned in time."""
         return self._carry_out(self.stages.expire(now_s), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
-        """End silent sessions, start due trials, update pace estimates and report contributions.
-
-        Return the instructions to carry out.
-        """
+        """End silent sessions, start due trials, update pace estimates and report contributions."""
         instructions: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
@@ -434,7 +414,7 @@ class SessionManager:
         return [*decisions, *self.stages.refused(task.detail, run)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
-        """Handle the outcome of a `Check` instruction. Return the instructions to carry out.
+        """Handle the outcome of a `Check` instruction.
 
         A correct result is used. After a wrong result, the task is reassigned, and the device's
         copies of the inputs are dropped. A device with too many wrong results is quarantined. If
@@ -453,19 +433,13 @@ class SessionManager:
     # --- jobs and steps ---
 
     def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
-        """Start a GEMM job. `a` and `b` are the operands as stored in memory.
-
-        Return the instructions to carry out.
-        """
+        """Start a GEMM job. `a` and `b` are the operands as stored in memory."""
         self._buffers[job.a.operand] = a
         self._buffers[job.b.operand] = b
         return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[ForRuntime]:
-        """Release an operand that no later GEMM uses, so that devices may drop its arrays.
-
-        Return the instructions to carry out.
-        """
+        """Release an operand that no later GEMM uses, so that devices may drop its arrays."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
@@ -474,24 +448,15 @@ class SessionManager:
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """Withdraw a GEMM job whose product is no longer needed. An unfinished job fails.
-
-        Return the instructions to carry out.
-        """
+        """Withdraw a GEMM job whose product is no longer needed. An unfinished job fails."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:
-        """Record that no jobs will be submitted for now, and send all pending drop messages.
-
-        Return the instructions to carry out.
-        """
+        """Record that no jobs will be submitted for now, and send all pending drop messages."""
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a step by stages, and reserve all memory of its devices until the step ends.
-
-        Return the instructions to carry out.
-        """
+        """Start a step by stages, and reserve all memory of its devices until the step ends."""
         begun = self.stages.begin(work, now_s)
         planned = {device for stage in work.planned for device in stage.devices}
         # Devices that are not in the plan may hold trained state.
@@ -499,10 +464,7 @@ class SessionManager:
         return reserved + self._carry_out(begun, now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Set the bytes reserved for stages on each device. None reserves all of its memory.
-
-        Return the instructions to carry out.
-        """
+        """Set the bytes reserved for stages on each device. None reserves all of its memory."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -513,10 +475,7 @@ class SessionManager:
         return done
 
     def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
-        """Release device memory that stages no longer use, so that GEMM tiles can use it.
-
-        Return the instructions to carry out.
-        """
+        """Release device memory that stages no longer use, so that GEMM tiles can use it."""
         return self._reserve(
             {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
              if s.reserved_bytes != self.stages.occupied_bytes(s.id)
@@ -525,64 +484,40 @@ class SessionManager:
         )  # fmt: skip
 
     def begin_round(self, work: RoundWork, now_s: float) -> list[ForRuntime]:
-        """Start a round of local updates, and reserve all memory of its devices until it ends.
-
-        Return the instructions to carry out.
-        """
+        """Start a round of local updates, and reserve all memory of its devices until it ends."""
         reserved = self._reserve(dict.fromkeys(work.steps), now_s)
         reserved += self._carry_out(self.stages.expect_none(), now_s)
         return reserved + self._carry_out(self.rounds.begin(work, now_s), now_s)
 
     def renew(self, arrays: Mapping[StageArray, StageArray], now_s: float) -> list[ForRuntime]:
-        """Replace weights on devices between two steps. `arrays` maps old arrays to new arrays.
-
-        Return the instructions to carry out.
-        """
+        """Replace weights on devices between two steps. `arrays` maps old arrays to new arrays."""
         return self._carry_out(self.stages.renew(arrays), now_s)
 
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:
-        """Pass an array from the training thread to `StageStep.give` of the current step.
-
-        Return the instructions to carry out.
-        """
+        """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def begin_snapshot(self, work: StepWork, position: int, now_s: float) -> list[ForRuntime]:
-        """Begin to fetch the state after the last step, when `position` updates were done.
-
-        Return the instructions to carry out.
-        """
+        """Begin to fetch the state after the last step, when `position` updates were done."""
         return self._carry_out(self.stages.begin_snapshot(work, position), now_s)
 
     def update(self, scalars: Sequence[StageArray], now_s: float) -> list[ForRuntime]:
-        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step.
-
-        Return the instructions to carry out.
-        """
+        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
         return self._carry_out(self.stages.update(scalars), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Accept or reject the step's first suspect result. `reason` says what is wrong with it.
-
-        Return the instructions to carry out.
-        """
+        """Accept or reject the step's first suspect result. `reason` says what is wrong with it."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the current step by stages. Devices retain their arrays for the next step.
-
-        Return the instructions to carry out.
-        """
+        """End the current step by stages. Devices retain their arrays for the next step."""
         self.stages.withdraw()
         return self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the current step or round, and tell devices to drop all arrays for it.
-
-        Return the instructions to carry out.
-        """
+        """End the current step or round, and tell devices to drop all arrays for it."""
         ended = self._carry_out([*self.stages.end(), *self.rounds.end()], now_s)
         return ended + self._let_leave(now_s) + self._give_back_memory(now_s)
 
@@ -633,10 +568,7 @@ class SessionManager:
         return done
 
     def _rate_graphs(self, now_s: float) -> list[ForRuntime]:
-        """Update device rates to the layer-graph throughput sustained in the last step.
-
-        Return the instructions to carry out.
-        """
+        """Update device rates to the layer-graph throughput sustained in the last step."""
         done: list[ForRuntime] = []
         for session, rates in self.stages.sustained():
             session.rates = bounded(rates)
@@ -644,10 +576,7 @@ class SessionManager:
         return done
 
     def _let_leave(self, now_s: float) -> list[ForRuntime]:
-        """Dismiss the leaving devices that have now returned their trained state.
-
-        Return the instructions to carry out.
-        """
+        """Dismiss the leaving devices that have now returned their trained state."""
         done: list[ForRuntime] = []
         for device in sorted(self.stages.holders.leaving):
             done += self._carry_out(self.stages.lost(device), now_s)
@@ -662,7 +591,7 @@ class SessionManager:
     def move(
         self, count: int, address: str, now_s: float, admitted_before_s: float = math.inf
     ) -> list[ForRuntime]:
-        """Move idle devices to another server. Return the instructions to carry out.
+        """Move idle devices to another server.
 
         Args:
             count: maximum number of devices. Only idle devices that support moves are moved.

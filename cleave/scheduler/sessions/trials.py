@@ -34,6 +34,8 @@ _MAX_FAILURE: Final = 120  # maximum length of a device's error text, in charact
 class Trials:
     """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
 
+    Methods that handle an event return the decisions to carry out.
+
     Args:
         rng: secret random generator for the matrices of the trials.
         observe: whether plans use each device's measured pace.
@@ -47,10 +49,7 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Count a failed run. Set the device aside if too many consecutive runs failed.
-
-        Return the decisions to carry out.
-        """
+        """Count a failed run. Set the device aside if too many consecutive runs failed."""
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -69,8 +68,6 @@ class Trials:
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
         """Start a READY device's trial if one is due. End a trial that takes too long.
-
-        Return the decisions to carry out.
 
         Args:
             alone: whether this is the only device that is available for tasks.
@@ -101,10 +98,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle a result of a trial. After the last result, make the device available again.
-
-        Return the decisions to carry out.
-        """
+        """Handle a result of a trial. After the last result, make the device available again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed its arithmetic test: {trial.probe.fault}"
@@ -125,10 +119,7 @@ class Trials:
     def trial_run_failed(
         self, session: Session, trial: Trial, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of a trial. After too many failed runs in a row, end the trial.
-
-        Return the decisions to carry out.
-        """
+        """Repeat a failed run of a trial. After too many failed runs in a row, end the trial."""
         session.counters.failures += 1
         if again := trial.probe.failed(run, now_s):
             return [Send(session.id, m) for m in again]
@@ -137,10 +128,7 @@ class Trials:
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """End a failed trial and postpone the device's next trial.
-
-        Return the decisions to carry out.
-        """
+        """End a failed trial and postpone the device's next trial."""
         session.trial = None
         decisions: list[Decision] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:

@@ -73,6 +73,8 @@ class _Copy:
 class HotSpares:
     """Chooses which device follows which stage, and requests the repetition of steps.
 
+    Methods that request a repetition or handle an answer return the messages to send.
+
     Args:
         stores: maps a device to its `StageDevice`. This class adds missing devices.
     """
@@ -140,8 +142,6 @@ class HotSpares:
     def begin(self, work: StepWork, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the steps logged since the last call.
 
-        Return the messages to send.
-
         Args:
             work: the step that has begun.
             holders: the devices that have a stage in this step.
@@ -159,8 +159,7 @@ class HotSpares:
     ) -> list[SendStage]:
         """Request that a stage's hot spare repeat micro-batches of the current step.
 
-        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped. Return
-        the messages to send.
+        Hot spares that still have logged steps to repeat, or are in `holders`, are skipped.
 
         Args:
             step: the current step. Its optimizer coefficients are not known yet.
@@ -180,8 +179,6 @@ class HotSpares:
 
     def complete(self, step: LoggedStep, holders: Set[int]) -> list[SendStage]:
         """Request that hot spares repeat the rest of a completed step, including its update.
-
-        Return the messages to send.
 
         Args:
             step: the completed step, with its optimizer coefficients.
@@ -280,10 +277,7 @@ class HotSpares:
         return copy is not None and copy.request is order.request
 
     def answered(self, order: StageOrder, run: int) -> list[SendStage]:
-        """Record the answer to a task. Request more logged passes.
-
-        Return the messages to send.
-        """
+        """Record the answer to a task. Request more logged passes."""
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         store.answered(run)
@@ -309,8 +303,6 @@ class HotSpares:
 
     def failed(self, device: int, holders: Set[int]) -> list[SendStage]:
         """Stop using a device as a hot spare after one of its requests failed.
-
-        Return the messages to send.
 
         Args:
             holders: the devices that have a stage in the step.

@@ -59,6 +59,8 @@ class StagesOn(Enum):
 class StageRuns:
     """Manages the current step by stages and the arrays that devices store for stages.
 
+    Methods that handle an event return the instructions to carry out.
+
     Args:
         any_device: whether all capable devices may take part, not only the operator's own devices.
 
@@ -175,8 +177,6 @@ class StageRuns:
     def begin(self, work: StepWork, now_s: float) -> list[ForSteps]:
         """Start a step on the planned devices that can still take part.
 
-        Return the instructions to carry out.
-
         Raises:
             UsageError: if another step is running.
         """
@@ -236,8 +236,7 @@ class StageRuns:
     def begin_snapshot(self, work: StepWork, position: int) -> list[ForSteps]:
         """Begin to fetch the trained state after the last step.
 
-        Do nothing if an earlier snapshot is unfinished, or if no device has a stage's state. Return
-        the instructions to carry out.
+        Do nothing if an earlier snapshot is unfinished, or if no device has a stage's state.
 
         Args:
             work: the last step.
@@ -271,10 +270,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the current snapshot. With `device`, do so only if that device has a part of it.
-
-        Return the instructions to carry out.
-        """
+        """Abandon the snapshot. With `device`, do so only if that device has a part of it."""
         snapshot = self._snapshot
         if snapshot is None or (device is not None and not snapshot.involves(device)):
             return []
@@ -287,28 +283,19 @@ class StageRuns:
         return self.holders.hands_over(device, self._step, self.able.keys(), rates)
 
     def keep(self, session: Session, now_s: float) -> list[ForSteps]:
-        """Remember a disconnected device's trained state, in case the device returns.
-
-        Return the instructions to carry out.
-        """
+        """Remember a disconnected device's trained state, in case the device returns."""
         if not self.holders.keep(session, now_s):
             return []
         self._spares.forget(session.id)
         return self._abandon_snapshot(session.id)
 
     def returned(self, session: Session) -> list[ForSteps]:
-        """Let a returned device continue with the arrays that it still has.
-
-        Return the instructions to carry out.
-        """
+        """Let a returned device continue with the arrays that it still has."""
         in_step = self._step is not None and not self._step.ended
         return [*self.holders.returned(session, in_step=in_step), *self.changed()]
 
     def _returned_early(self) -> list[ForSteps]:
-        """Let devices that rejoined a restarted PS continue, or tell them to drop their arrays.
-
-        Return the instructions to carry out.
-        """
+        """Let devices that rejoined a restarted PS continue, or tell them to drop their arrays."""
         early = [s for s in self._sessions.values() if s.held is not None and not s.returning]
         ready = [s for s in early if s.state is DeviceState.READY]
         return [one for s in ready for one in self.holders.returned(s, in_step=False)]
@@ -322,27 +309,20 @@ class StageRuns:
         ]
 
     def expire(self, now_s: float) -> list[ForSteps]:
-        """Stop waiting for devices that have not returned in time.
-
-        Return the instructions to carry out.
-        """
+        """Stop waiting for devices that have not returned in time."""
         if not self.holders.expire(now_s):
             return []
         return [*self._returned_early(), *self.changed()]
 
     def expect_none(self) -> list[ForSteps]:
-        """Tell devices to drop state from before a restart of the PS, because other work begins.
-
-        Return the instructions to carry out.
-        """
+        """Tell devices to drop state from before a restart of the PS, because other work begins."""
         self.holders.expect(())
         return self._returned_early()
 
     def renew(self, arrays: Mapping[StageArray, StageArray]) -> list[ForSteps]:
         """Replace weights on devices between steps. Do nothing while a step is running.
 
-        `arrays` maps arrays of the last step to the arrays that replace them. Return the
-        instructions to carry out.
+        `arrays` maps arrays of the last step to the arrays that replace them.
         """
         out: list[ForSteps] = []
         if self._step is not None and not self._step.ended:
@@ -355,24 +335,15 @@ class StageRuns:
         return out
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
-        """Pass an array from the training thread to `StageStep.give` of the current step.
-
-        Return the instructions to carry out.
-        """
+        """Pass an array from the training thread to `StageStep.give` of the current step."""
         return self._step.give(batch, made, after) if self._step is not None else []
 
     def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
-        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step.
-
-        Return the instructions to carry out.
-        """
+        """Pass the coefficients of an optimizer step to `StageStep.update` of the current step."""
         return self._step.update(scalars) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """Accept or reject the step's first suspect result. `reason` says what is wrong with it.
-
-        Return the instructions to carry out.
-        """
+        """Accept or reject the step's first suspect result. `reason` says what is wrong with it."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> None:
@@ -384,10 +355,7 @@ class StageRuns:
         self._repeated, self._step = self.repeated, None
 
     def end(self) -> list[ForSteps]:
-        """End the current step and tell devices to drop all arrays for stages.
-
-        Return the instructions to carry out.
-        """
+        """End the current step and tell devices to drop all arrays for stages."""
         self.withdraw()
         out = self._abandon_snapshot()
         for store in self._stores.values():
@@ -467,10 +435,7 @@ class StageRuns:
         flops: int,
         now_s: float,
     ) -> list[ForSteps]:
-        """Handle a device's answer to a task that required `flops` floating-point operations.
-
-        Return the instructions to carry out.
-        """
+        """Handle a device's answer to a task that required `flops` floating-point operations."""
         if answer.compute_s:
             spans = self._computed.setdefault(order.request.device, [])
             begin_s = max(now_s - answer.compute_s, spans[-1][1] if spans else self._began_s)
@@ -493,18 +458,12 @@ class StageRuns:
         return [*out, *snapshot.more(order.request.device)] if snapshot is not None else out
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device failed. The device gets no more tasks in this step.
-
-        Return the instructions to carry out.
-        """
+        """Record that a device failed. The device gets no more tasks in this step."""
         out = [*self._abandon_snapshot(device), *self._spares.failed(device, self._holders)]
         return out + self._step.failed(device, reason) if self._step is not None else out
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat a failed task, or all of the device's unfinished passes if necessary.
-
-        Return the instructions to carry out.
-        """
+        """Repeat a failed task, or all of the device's unfinished passes if necessary."""
         out = self._abandon_snapshot(order.request.device)
         if of_spare := self._spares.owns(order):
             out += self._spares.failed(order.request.device, self._holders)
@@ -513,7 +472,7 @@ class StageRuns:
         return out + self._step.refused(order, run, of_spare=of_spare)
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left or is draining. Return the instructions to carry out."""
+        """Record that a device left or is draining."""
         self._before_renewal.pop(device, None)
         out = self._abandon_snapshot(device)
         self._spares.forget(device)
@@ -526,10 +485,7 @@ class StageRuns:
         return out
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after the operator marked or unmarked a connected device as their own.
-
-        Return the instructions to carry out.
-        """
+        """Update the step after the operator marked or unmarked a connected device as their own."""
         if self.any_device:
             return []
         if self._sessions[device].own:
@@ -542,10 +498,7 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available. Reconsider the hot spares.
-
-        Return the instructions to carry out.
-        """
+        """Continue the step after a device became available. Reconsider the hot spares."""
         if self._step is None:
             return []
         out, work = self._step.changed(), self._step.work

@@ -17,7 +17,7 @@ from cleave.scheduler.stages.work import RequestKind, StageOrder, StageRequest, 
 
 
 class SnapshotRun:
-    """Fetches one snapshot: the trained state after one step.
+    """Fetches one snapshot: the trained state after one step. Methods return the messages to send.
 
     Args:
         work: the step after which the snapshot is taken.
@@ -53,10 +53,7 @@ class SnapshotRun:
         return device in self._stores
 
     def more(self, device: int) -> list[SendStage]:
-        """Request a device's next block of rows, unless the device already owes one.
-
-        Return the messages to send.
-        """
+        """Request a device's next block of rows, unless the device already owes one."""
         request, store = self._requests.get(device), self._stores.get(device)
         if request is None or store is None or request.answers or not request.rest:
             return []
@@ -64,14 +61,11 @@ class SnapshotRun:
         return store.take()
 
     def begin(self) -> list[SendStage]:
-        """Request the first block of rows from each device. Return the messages to send."""
+        """Request the first block of rows from each device."""
         return [sent for device in self._requests for sent in self.more(device)]
 
     def arrived(self, order: StageOrder, run: int, payload: Any) -> list[SendStage]:
-        """Record a block of rows. If the device is idle, request its next block.
-
-        Return the messages to send.
-        """
+        """Record a block of rows. If the device is idle, request its next block."""
         request, store = order.request, self._stores[order.request.device]
         request.answers.pop(run, None)
         request.found[order.name] = self._keep(payload)
@@ -89,10 +83,7 @@ class SnapshotRun:
         return Snapshot(self.position, found, self._held_by)
 
     def abandon(self) -> list[SendStage]:
-        """Tell devices to drop the arrays that they keep only for the snapshot.
-
-        Return the messages to send.
-        """
+        """Tell devices to drop the arrays that they keep only for the snapshot."""
         out: list[SendStage] = []
         for store in self._stores.values():
             store.end_snapshot()

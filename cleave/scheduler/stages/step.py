@@ -59,7 +59,7 @@ MAX_FAILURES: Final = 4  # number of failed devices at which the step fails
 
 
 class StageStep:
-    """The state machine of one step by stages. Event handlers return instructions.
+    """The state machine of one step by stages. Event handlers return the instructions to carry out.
 
     Args:
         stores: maps a device to its `StageDevice`. The step adds missing devices.
@@ -140,10 +140,7 @@ class StageStep:
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step: drop unneeded arrays, send parameters, and request the first passes.
-
-        Return the instructions to carry out.
-        """
+        """Start the step: drop unneeded arrays, send parameters, and request the first passes."""
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -162,10 +159,7 @@ class StageStep:
         return out
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Record an array that a device returned in answer to a task.
-
-        Return the instructions to carry out.
-        """
+        """Record an array that a device returned in answer to a task."""
         if order.request.kind is RequestKind.STATE and self.work.resident is not None:
             payload = self.work.resident.keep(payload)
         order.request.found[order.name] = payload
@@ -180,8 +174,6 @@ class StageStep:
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
         """Accept or reject the values of the first unresolved `Suspect`.
-
-        Return the instructions to carry out.
 
         Args:
             right: whether the values are correct. If not, the device counts as failed, and another
@@ -203,10 +195,7 @@ class StageStep:
         return out + self._go_on()
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device failed. The device gets no more tasks in this step.
-
-        Return the instructions to carry out.
-        """
+        """Record that a device failed. The device gets no more tasks in this step."""
         if device in self._failed:
             return []
         self.failures += 1
@@ -217,7 +206,7 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int, *, of_spare: bool = False) -> list[ForSteps]:
-        """Repeat a task that failed on a device. Return the instructions to carry out.
+        """Repeat a task that failed on a device.
 
         If the task cannot be repeated alone, repeat all of the device's passes whose results have
         not arrived at the PS.
@@ -247,10 +236,7 @@ class StageStep:
         return self._go_on()
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left and that all arrays on the device are lost.
-
-        Return the instructions to carry out.
-        """
+        """Record that a device left and that all arrays on the device are lost."""
         self._stores.pop(device, None)
         if self.ended:
             out, self._out = self._out, []
@@ -279,10 +265,7 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Continue the step after a device became available, because a stage may need a device.
-
-        Return the instructions to carry out.
-        """
+        """Continue the step after a device became available, because a stage may need a device."""
         if self.ended:
             return []
         if self._trained is not None:
@@ -291,8 +274,6 @@ class StageStep:
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
         """Record an array that the training thread computed for a micro-batch.
-
-        Return the instructions to carry out.
 
         Args:
             made: without `after`, the gradient of the last stage's output. With loss slices, the
@@ -316,7 +297,7 @@ class StageStep:
         return self._go_on()
 
     def update(self, scalars: Sequence[StageArray]) -> list[ForSteps]:
-        """Tell devices to update their trained state. Return the instructions to carry out.
+        """Tell devices to update their trained state.
 
         Args:
             scalars: coefficients of the optimizer step, by `ResidentParameter.group`.
@@ -397,10 +378,7 @@ class StageStep:
     # --- answers ---
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Record the answer to a task. The last answer of a request completes the request.
-
-        Return the instructions to carry out.
-        """
+        """Record the answer to a task. The last answer of a request completes the request."""
         request = order.request
         request.answers.pop(run, None)
         store = self._stores.get(request.device)
@@ -596,10 +574,7 @@ class StageStep:
     # --- scheduling ---
 
     def _go_on(self) -> list[ForSteps]:
-        """Request all passes that can start now. If the step is complete or has failed, end it.
-
-        Return the instructions to carry out.
-        """
+        """Request all passes that can start now. If the step is complete or has failed, end it."""
         if not self.ended and self.failures >= MAX_FAILURES:
             self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():
