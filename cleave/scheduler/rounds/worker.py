@@ -19,7 +19,7 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.device import StageDevice
 from cleave.scheduler.stages.device_arrays import row_pieces
 from cleave.scheduler.stages.work import (
-    LOSS_LAYER,
+    EmbeddingWork,
     RequestKind,
     StageGraph,
     StageOrder,
@@ -71,7 +71,6 @@ class LocalWorker(StageDevice):
         self.difference: StageRequest | None = None
         self.compute_s = 0.0
         self.tokens = 0
-        self._ids_array = 0
         self._due: Mapping[SumName, Mapping[str, StageArray]] = {}  # updates to be added to weights
         # For each parameter, its moments and its error, which is the unreturned part of
         # differences.
@@ -172,7 +171,7 @@ class LocalWorker(StageDevice):
         """Add the server's update to a weight, and mix the device's own weight into the result."""
         weight = self._resident.parameters[key].weight
         before, now = self._snapshot.pop(weight), self._sent.pop(weight)
-        feed = {names.START: before} | {name: self._put(array) for name, array in update.items()}
+        feed = {names.START: before} | self._put_all(update)
         out, request = names.updated(names.WEIGHT), self._request(RequestKind.LOCAL)
         made, graph = {out: weight.nbytes}, self.model.exchange[key].added
         start = mixed = self._run(request, graph, feed, made, 0)[out]
@@ -256,28 +255,19 @@ class LocalWorker(StageDevice):
 
     def _pass(self, request: StageRequest, batch: MicroBatch, number: int) -> None:
         """Request the forward and backward pass of a micro-batch. Only the loss is returned."""
-        embedding, width = self.model.embedding, self.work.width
-        self._ids_array = self._put(batch.ids)
-        feed = {names.IDS: self._ids_array}
-        feed |= {name: self._put(array) for name, array in embedding.parameters.items()}
-        made = {names.Y: _FP32 * batch.tokens * width}
-        x = self._run(request, embedding.forward, feed, made, 0)[names.Y]
+        x = self._embedded(request, batch.ids, batch.tokens)
         y, kept = self._forward(request, request.layers, x, batch.tokens)
         given = {names.TARGETS: batch.targets, names.SCALE: batch.scale}
         loss, dy = self._loss(request, y, batch.tokens, given)
         self._fetch(request, (names.LOSS, number), loss, 0, 1, 1, "fp32")
         self.drop([y, loss])
-        self._backward(request, kept, dy, names.DX, batch.tokens)
-        self._forget(batch.ids)
-
-    def _end_backward(self, request: StageRequest, dx: int, name: object, tokens: int) -> None:
-        """Accumulate the embedding's gradients instead of returning the input gradient."""
-        embedding = self.model.embedding
-        if embedding.backward is not None:
-            feed = {names.IDS: self._ids_array, names.DY: dx}
-            feed |= {name: self._put(array) for name, array in embedding.parameters.items()}
-            self._added(request, embedding.backward, feed, {}, 0, LOSS_LAYER, embedding)
+        dx = self._through(request, kept, dy, batch.tokens)
+        self._add_embedding(request, batch.ids, dx)
         self.drop([dx])
+
+    @property
+    def _embedding(self) -> EmbeddingWork:
+        return self.model.embedding
 
     def _clipped(
         self, request: StageRequest, given: Sequence[int], scalars: Sequence[StageArray]

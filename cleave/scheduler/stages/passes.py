@@ -93,7 +93,8 @@ class StagePasses(DeviceArrays):
             put = self._put(piece)
             self._rename(piece)
             name = (names.DX, number) if pieces > 1 else names.DX
-            self._backward(request, kept, put, name, tokens)
+            dx = self._through(request, kept, put, tokens)
+            self._end_backward(request, dx, name, tokens)
         self._forget_masks(request)
 
     def embedding_forward(self, request: StageRequest, ids: StageArray) -> None:
@@ -228,12 +229,6 @@ class StagePasses(DeviceArrays):
             kept.append((x, *(found[name] for name in made if name != names.Y)))
             x = found[names.Y]
         return x, kept
-
-    def _backward(
-        self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, name: Any, tokens: int
-    ) -> None:
-        """Request the backward pass of a stage's layers, and fetch the input gradient as `name`."""
-        self._end_backward(request, self._through(request, kept, dy, tokens), name, tokens)
 
     def _through(
         self, request: StageRequest, kept: Sequence[KeptLayer], dy: int, tokens: int

@@ -23,13 +23,13 @@ from cleave.planner.local_updates import ExchangeKind, Rounds
 from cleave.scheduler.rounds.work import LocalModel, MicroBatch
 from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.resident import ResidentParameter
-from cleave.scheduler.stages.work import LOSS_LAYER, EmbeddingWork, Resident, StepWork, SumName
+from cleave.scheduler.stages.work import LOSS_LAYER, Resident, StepWork, SumName
 from cleave.training.data.batches import Batch, learned_tokens
 from cleave.training.diloco.exchange import Exchange, peak_bytes, work_bytes
 from cleave.training.loop.optimizer import UpdateRule
 from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.resident import coefficients, update_graph
-from cleave.training.stages.stage_work import ModelWork, floats, indices, sum_shape
+from cleave.training.stages.stage_work import ModelWork, floats, indices
 
 _FP32: Final = 4
 MIXED: Final = 0.5  # share of its own weights in the mix from which a device continues
@@ -82,7 +82,6 @@ class WholeModel:
             raise UsageError(f"devices cannot train this model alone: {said}; use --method stages")
         work = ModelWork(model, graphs, dtype)
         ids = torch.arange(batch * seq).reshape(batch, seq) % vocabulary_of(model)
-        embedding = work.embedding_graphs
         held = tensors_of(model)
         keys = {
             (number, name): work.held(number)[name]
@@ -90,7 +89,7 @@ class WholeModel:
             for name in layer.trainable
         }
         assert graphs.loss is not None
-        outside = dict.fromkeys((*embedding.trainable, *graphs.loss.trainable))
+        outside = dict.fromkeys((*work.embedding_graphs.trainable, *graphs.loss.trainable))
         keys |= {(LOSS_LAYER, name): held[name] for name in outside}
         self.tensors: Mapping[SumName, Tensor] = keys
         known = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
@@ -145,12 +144,7 @@ class WholeModel:
                 gradients="fp32",
                 resident=Resident(resident, update, work.graph(squares_graph())),
             ),
-            embedding=EmbeddingWork(
-                work.graph(embedding.forward),
-                work.graph(embedding.backward) if embedding.trainable else None,
-                {names.parameter(n): work.parameter(held[n]) for n in embedding.parameters},
-                {n: sum_shape(held[n]) for n in embedding.trainable},
-            ),
+            embedding=work.embedding(),
             exchange=works,
             zeros=work.graph(zeros_graph()),
             mixed=work.graph(mixed_graph(MIXED)) if rounds.overlap else None,

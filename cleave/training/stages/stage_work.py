@@ -521,10 +521,10 @@ class ModelWork:
         if tensor.requires_grad:
             ready = self._ready.pop((id(whole), rows), None)
             if ready is None or ready.state != _state(whole):
-                ready = _Trained(whole, _state(whole), self._matrix(tensor))
+                ready = _Trained(whole, _state(whole), self.array_of(tensor))
             self._trained[id(whole), rows] = ready
             return ready.array
-        make = _codes if tensor.dtype is torch.uint8 else self._matrix
+        make = _codes if tensor.dtype is torch.uint8 else self.array_of
         return self._sent.frozen(whole, self.dtype, rows, tensor, make)
 
     def renewed(self, parameter: Tensor) -> dict[StageArray, StageArray]:
@@ -538,7 +538,7 @@ class ModelWork:
         found: dict[StageArray, StageArray] = {}
         for key, held in self._trained.items():
             if held.tensor is parameter:
-                array = self._matrix(parameter if key[1] is None else parameter[slice(*key[1])])
+                array = self.array_of(parameter if key[1] is None else parameter[slice(*key[1])])
                 self._renewed[key] = _Trained(parameter, _state(parameter), array)
                 found[held.array] = array
         return found
@@ -561,15 +561,8 @@ class ModelWork:
         loss = self.graphs.loss
         return [] if loss is None else [self.held_by_loss[name] for name in loss.parameters]
 
-    def array_of(self, tensor: Tensor, dtype: DType) -> StageArray:
+    def array_of(self, tensor: Tensor, dtype: DType | None = None) -> StageArray:
         """Return a weight's wire array. In fp32, the array shares the tensor's memory."""
-        return self._matrix(tensor, dtype)
-
-    def parameter(self, tensor: Tensor) -> StageArray:
-        """Return the wire array of a whole parameter."""
-        return self._parameter(tensor)
-
-    def _matrix(self, tensor: Tensor, dtype: DType | None = None) -> StageArray:
         dtype = dtype or self._dtype_of(tensor)
         matrix = tensor.detach().to(_TORCH[dtype])
         matrix = matrix.reshape(-1, matrix.shape[-1] if matrix.dim() > 1 else matrix.numel())
