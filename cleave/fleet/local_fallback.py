@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -22,7 +22,6 @@ from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5  # seconds between checks for available devices while training waits for a GEMM
 _MOST_SAID: Final = 100  # maximum number of different reasons that are reported
-
 
 STEP_END_S: Final = 30.0
 """Maximum time that training waits for devices after a stop request, if devices are available."""
@@ -51,6 +50,7 @@ class Fallback:
     after_s: float  # delay before the PS computes GEMMs, in seconds on the fleet's clock
 
 
+@dataclass(eq=False)
 class Leaving:
     """Limit on how long training waits for the current step after a stop request.
 
@@ -64,31 +64,24 @@ class Leaving:
         clock: returns the wall time in seconds.
     """
 
-    def __init__(
-        self,
-        asked: Callable[[], bool],
-        applied: Callable[[], bool],
-        backend: MatmulBackend,
-        clock: Callable[[], float],
-    ) -> None:
-        self.backend = backend
-        self._asked = asked
-        self._applied = applied
-        self._clock = clock
-        self._since_s: float | None = None
+    asked: Callable[[], bool]
+    applied: Callable[[], bool]
+    backend: MatmulBackend
+    clock: Callable[[], float]
+    _since_s: float | None = field(init=False, default=None)
 
     def now(self, devices: int) -> bool:
         """Return whether to stop waiting for a fleet that has `devices` available devices."""
-        if not self._asked():
+        if not self.asked():
             self._since_s = None
             return False
         if self._since_s is None:
-            self._since_s = self._clock()
-        return not devices or self._clock() - self._since_s >= STEP_END_S
+            self._since_s = self.clock()
+        return not devices or self.clock() - self._since_s >= STEP_END_S
 
     def give_up(self) -> None:
         """Raise AbandonedError, unless part of the current step has been applied to the model."""
-        if not self._applied():
+        if not self.applied():
             raise AbandonedError("the current step was abandoned, because training is stopping")
 
 

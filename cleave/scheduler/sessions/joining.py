@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from cleave.arrays import DType
@@ -146,6 +146,7 @@ class ShortStays:
         self._forgiven_s = {who: s for who, s in self._forgiven_s.items() if s > now_s}
 
 
+@dataclass(eq=False)
 class Joining:
     """Handles joining devices, from the `hello` message until a device is available for tasks.
 
@@ -160,26 +161,18 @@ class Joining:
         expected: minimum number of devices that are assumed to share the network card.
     """
 
-    def __init__(
-        self,
-        auth: Authenticator,
-        history: DeviceHistory,
-        rng: random.Random,
-        *,
-        max_devices: int | None,
-        observe: bool,
-        coding: CodingPolicy = CodingPolicy.OFF,
-        card: PsRates | None = None,
-        expected: int = 1,
-    ) -> None:
-        self._auth = auth
-        self._history = history
-        self._rng = rng
-        self._max_devices = max_devices
-        self._observe = observe
-        self._coding = coding
-        self._card = card
-        self._sharing = self._expected = expected
+    auth: Authenticator
+    history: DeviceHistory
+    rng: random.Random
+    _: KW_ONLY
+    max_devices: int | None
+    observe: bool
+    coding: CodingPolicy
+    card: PsRates | None
+    expected: int
+
+    def __post_init__(self) -> None:
+        self._sharing = self.expected
         self._resting: dict[int, float] = {}  # key: `known_as`; value: end of the wait
         self._short_stays = ShortStays()
 
@@ -207,11 +200,11 @@ class Joining:
         Raises:
             ProtocolError: if the `hello` lacks an operation or dtype that every device must have.
         """
-        self._sharing = max(self._expected, sessions)
-        full = self._max_devices is not None and sessions > self._max_devices
-        refusal = unfit(hello, self._max_devices if full else None)
+        self._sharing = max(self.expected, sessions)
+        full = self.max_devices is not None and sessions > self.max_devices
+        refusal = unfit(hello, self.max_devices if full else None)
         # The authenticator is asked last because it may use up a join code.
-        admission = refusal or self._auth.admit(hello, address)
+        admission = refusal or self.auth.admit(hello, address)
         known_as = admission.known_as if isinstance(admission, Admission) else None
         if known_as is None:
             return admission
@@ -247,11 +240,11 @@ class Joining:
         session.admitted_s = now_s
         if Feature.KEEPS in session.features:
             session.returning = returns
-            session.arrays = hello.holds if returns else f"{self._rng.getrandbits(128):032x}"
+            session.arrays = hello.holds if returns else f"{self.rng.getrandbits(128):032x}"
         assert session.rates is not None
         welcome = messages.Welcome(
             session.id,
-            server=self._auth.server,
+            server=self.auth.server,
             credential=admission.credential,
             features=tuple(feature.value for feature in session.features),
             arrays=session.arrays,
@@ -262,13 +255,13 @@ class Joining:
         # later, because their machine or network may have been busy.
         handheld = session.kind in (DeviceKind.PHONE, DeviceKind.TABLET)
         known = admission.measured if handheld else None
-        if not stated and (before := self._history.rates_before(session, now_s, known)) is not None:
+        if not stated and (before := self.history.rates_before(session, now_s, known)) is not None:
             session.rates, stated = before, True
         if stated and not session.measure and not verify:
             return [Send(session.id, welcome), *self._ready(session)]
         joining = HANDHELD if handheld else JOINING
         effort = THOROUGH if session.measure else STATED if stated else joining
-        secret = self._rng if verify and not session.measure else None
+        secret = self.rng if verify and not session.measure else None
         session.probe = Probe(session.rates, effort, secret, session.probe_ids)
         session.state = DeviceState.PROBING
         return [Send(session.id, m) for m in (welcome, *session.probe.begin(now_s))]
@@ -289,7 +282,7 @@ class Joining:
         session.probe = None
         session.rates = bounded(probe.device)
         if probe.measures_link:
-            self._history.measured(session)
+            self.history.measured(session)
         return [*sent, *self._ready(session)]
 
     def probe_run_failed(
@@ -313,15 +306,15 @@ class Joining:
         session.kind = DeviceKind.named(hello.kind)
         session.identity, session.known_as = admission.identity, admission.known_as
         session.own, session.here = admission.own, admission.here
-        session.rounding = self._history.rounding_before(session)
+        session.rounding = self.history.rounding_before(session)
         session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
-        behavior = self._history.behavior_before(session, admission.behavior)
+        behavior = self.history.behavior_before(session, admission.behavior)
         session.setbacks = Setbacks.remembered(behavior.setbacks, behavior.failure)
-        if self._observe:
+        if self.observe:
             session.pace = Pace(Estimate(behavior.slowness, behavior.late_s))
         session.measure = hello.measure
         session.features = features.agreed(hello)
-        if self._coding is CodingPolicy.OFF:
+        if self.coding is CodingPolicy.OFF:
             session.features -= {Feature.CODING}
         session.rates = stated_rates(session.id, hello)
         session.claimed_flops_per_s = session.rates.flops_per_s
@@ -334,7 +327,7 @@ class Joining:
         session.reason = session.pace.estimate.text
         assert session.rates is not None
         if Feature.CODING in session.features:
-            session.rates = self._coding.decided(session.rates, self._card, self._sharing)
+            session.rates = self.coding.decided(session.rates, self.card, self._sharing)
         careful = session.setbacks.times > 0
         rates = bounded(session.planned_rates)
         ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]

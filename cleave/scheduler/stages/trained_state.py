@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Final
 
 from cleave.planner.stages.model import PlannedStage
@@ -20,6 +21,7 @@ from cleave.scheduler.stages.work import RequestKind, Resident, StageRequest
 _CHANGES: Final = (RequestKind.RESTORE, RequestKind.UPDATE)
 
 
+@dataclass(eq=False)
 class TrainedState:
     """Decides what devices do with trained state in one step. This class sends no messages.
 
@@ -32,27 +34,20 @@ class TrainedState:
         scalars: coefficients of the optimizer step; None until the training thread provides them.
     """
 
-    def __init__(
-        self,
-        resident: Resident,
-        stages: Sequence[StageState],
-        stores: Mapping[int, StageDevice],
-        requests: Set[StageRequest],
-    ) -> None:
-        self.scalars: Sequence[StageArray] | None = None
-        self._resident = resident
-        self._stages = stages
-        self._stores = stores
-        self._requests = requests
-        self._squares_told = False
+    resident: Resident
+    stages: Sequence[StageState]
+    stores: Mapping[int, StageDevice]
+    requests: Set[StageRequest]
+    scalars: Sequence[StageArray] | None = None
+    _squares_told: bool = False
 
     def may_run(self, number: int, device: int) -> bool:
         """Return whether a device has the state of stage `number`, including all logged updates."""
-        return not self._restores(number, device) and self._is_on(device, self._stages[number].plan)
+        return not self._restores(number, device) and self._is_on(device, self.stages[number].plan)
 
     def missing(self) -> Iterator[tuple[int, int]]:
         """Yield (stage number, device) for each device that lacks its stage's trained state."""
-        for number, stage in enumerate(self._stages):
+        for number, stage in enumerate(self.stages):
             for device in stage.devices:
                 there = self._restores(number, device) or self._is_on(device, stage.plan)
                 if not stage.has_landed and not there:
@@ -60,8 +55,8 @@ class TrainedState:
 
     def due(self) -> Iterator[tuple[int, int, RequestKind]]:
         """Yield (stage number, device, next request) for each stage with all passes done."""
-        for number, stage in enumerate(self._stages):
-            if stage.left or stage.has_landed or any(r.stage == number for r in self._requests):
+        for number, stage in enumerate(self.stages):
+            if stage.left or stage.has_landed or any(r.stage == number for r in self.requests):
                 continue
             for device in stage.devices:
                 kind = self._next(stage)
@@ -70,8 +65,8 @@ class TrainedState:
 
     def all_squares(self) -> float | None:
         """Return the sum of all squared gradients, once, when all stages have returned theirs."""
-        found = [stage.squares for stage in self._stages if stage.squares is not None]
-        if self._squares_told or len(found) < len(self._stages):
+        found = [stage.squares for stage in self.stages if stage.squares is not None]
+        if self._squares_told or len(found) < len(self.stages):
             return None
         self._squares_told = True
         return math.fsum(found)
@@ -79,23 +74,23 @@ class TrainedState:
     def unfinished(self, device: int) -> list[set[StageArray]]:
         """Return the arrays of each stage whose state a device is still restoring or updating."""
         return [
-            set(self._resident.arrays_of(request.plan))
-            for request in self._requests
+            set(self.resident.arrays_of(request.plan))
+            for request in self.requests
             if request.device == device and request.kind in _CHANGES
         ]
 
     def updated(self, device: int) -> list[set[StageArray]]:
         """Return the arrays that a device has updated; an empty list if all stages are updated."""
-        if self._resident.fetches or all(stage.has_landed for stage in self._stages):
+        if self.resident.fetches or all(stage.has_landed for stage in self.stages):
             return []
-        mine = (s for s in self._stages if s.has_landed and device in s.devices)
-        return [set(self._resident.arrays_of(stage.plan)) for stage in mine]
+        mine = (s for s in self.stages if s.has_landed and device in s.devices)
+        return [set(self.resident.arrays_of(stage.plan)) for stage in mine]
 
     def _is_on(self, device: int, plan: PlannedStage) -> bool:
         """Return whether a device has a stage's state from before or after this step's update."""
-        store, now = self._stores.get(device), self._resident.now
+        store, now = self.stores.get(device), self.resident.now
         return store is not None and all(
-            store.updates_of(array) in (now, now + 1) for array in self._resident.arrays_of(plan)
+            store.updates_of(array) in (now, now + 1) for array in self.resident.arrays_of(plan)
         )
 
     def _restores(self, number: int, device: int) -> bool:
@@ -103,7 +98,7 @@ class TrainedState:
             request.stage == number
             and request.device == device
             and request.kind is RequestKind.RESTORE
-            for request in self._requests
+            for request in self.requests
         )
 
     def _next(self, stage: StageState) -> RequestKind | None:

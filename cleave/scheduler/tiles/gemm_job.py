@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ class TileProgress:
     done: int = 0  # number of the tile's blocks whose results have arrived
 
 
+@dataclass(eq=False)
 class GemmJob:
     """A scheduler job that computes C = A @ B on a fleet.
 
@@ -50,31 +51,21 @@ class GemmJob:
         tiles: maps a tile number to the tile's progress; empty until the job is assigned.
     """
 
-    def __init__(
-        self,
-        id: int,
-        gemm: Gemm,
-        a: MatrixRef,
-        b: MatrixRef,
-        element: ElementBytes,
-        dtype: str,
-        out: str,
-        planner: Planner,
-    ) -> None:
-        self.id = id
-        self.gemm = gemm
-        self.a = a
-        self.b = b
-        self.element = element
-        self.dtype = dtype
-        self.out = out
-        self.plan: Plan | None = None
-        self.tiles: dict[int, TileProgress] = {}
-        self._repartitioned_tiles: dict[int, TileProgress] = {}  # proposed tiles
-        self._planner = planner
-        self._remaining = 0
-        self._tiles = 0  # tile numbers used so far
-        self._order: ReductionOrder | None = None
+    id: int
+    gemm: Gemm
+    a: MatrixRef
+    b: MatrixRef
+    element: ElementBytes
+    dtype: str
+    out: str
+    planner: Planner
+    plan: Plan | None = field(init=False, default=None)
+    tiles: dict[int, TileProgress] = field(init=False, default_factory=dict)
+    # proposed tiles
+    _repartitioned_tiles: dict[int, TileProgress] = field(init=False, default_factory=dict)
+    _remaining: int = field(init=False, default=0)
+    _tiles: int = field(init=False, default=0)  # tile numbers used so far
+    _order: ReductionOrder | None = field(init=False, default=None)
 
     @property
     def title(self) -> str:
@@ -101,7 +92,7 @@ class GemmJob:
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
-        self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
+        self.plan = self.planner.plan(self.gemm, self.element, of_payloads, residencies)
         assigned = []
         for number, tile in enumerate(self.plan.tiles):
             self.tiles[number] = TileProgress(tile.device, tile.tile)
@@ -192,7 +183,7 @@ class GemmJob:
         return assigned, finish_s
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        planner = self._planner
+        planner = self.planner
         plan = planner.plan_part if isinstance(planner, PartPlanner) else planner.plan
         return plan(gemm, element, payload_rates(devices, self.dtype))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -73,6 +74,7 @@ def _form(kind: ExchangeKind, elements: int) -> Chunks | DType | int:
     return block_of(elements) if small and block_of(elements) else DType.BF16
 
 
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """Converts between changes of weights and the arrays that devices exchange.
 
@@ -81,14 +83,9 @@ class Exchange:
         array: returns a tensor as an array in the wire format and the given dtype.
     """
 
-    def __init__(
-        self,
-        kind: ExchangeKind,
-        graph: Callable[[bytes], StageGraph],
-        array: Callable[[Tensor, DType], StageArray],
-    ) -> None:
-        self.kind = kind
-        self._graph, self._array = graph, array
+    kind: ExchangeKind
+    graph: Callable[[bytes], StageGraph]
+    array: Callable[[Tensor, DType], StageArray]
 
     def work(self, weight: StageArray) -> ExchangeWork:
         """Return the graphs that devices run to exchange a parameter."""
@@ -101,7 +98,7 @@ class Exchange:
             case block:
                 difference, added = coded_difference_graph(block), coded_added_graph(block)
         out = returned(self.kind, weight.rows, weight.columns)
-        graphs = self._graph(difference), self._graph(added)
+        graphs = self.graph(difference), self.graph(added)
         return ExchangeWork(graphs[0], out, graphs[1], keeps_error=isinstance(form, Chunks))
 
     def working_bytes(self, weight: StageArray) -> int:
@@ -143,12 +140,12 @@ class Exchange:
                 sent = {names.MASK: _bytes(mask)}
             case DType() as dtype:
                 seen = change if dtype is DType.FP32 else change.bfloat16().float()
-                return seen, {names.GRADIENT: self._array(seen, dtype)}
+                return seen, {names.GRADIENT: self.array(seen, dtype)}
             case block:
                 codes, scales = quantized(values, block)
                 made, sent = dequantized(codes_from(codes), scales), {}
         sent[names.CODES] = _bytes(codes)
-        sent[names.SCALES] = self._array(torch.from_numpy(scales), DType.FP32)
+        sent[names.SCALES] = self.array(torch.from_numpy(scales), DType.FP32)
         return torch.from_numpy(made).reshape(change.shape), sent
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -57,6 +58,7 @@ def remedy(error: OSError) -> str:
             return "check the path and the disk"
 
 
+@dataclass(eq=False)
 class Patience:
     """A retry policy for writes to a full disk. Not thread-safe.
 
@@ -70,16 +72,10 @@ class Patience:
         waited_s: total time spent waiting for disk space, in seconds.
     """
 
-    def __init__(
-        self,
-        tell: Callable[[bool, str], None],
-        stop: Callable[[], bool],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self.waited_s = 0.0
-        self._tell = tell
-        self._stop = stop
-        self._sleep = sleep
+    tell: Callable[[bool, str], None]
+    stop: Callable[[], bool]
+    sleep: Callable[[float], None]
+    waited_s: float = field(init=False, default=0.0)
 
     def insist(self, write: Callable[[], _T]) -> _T:
         """Call `write` until it no longer raises DiskFullError, and return its result.
@@ -93,13 +89,13 @@ class Patience:
                 done = write()
             except DiskFullError as error:
                 if not told:
-                    self._tell(True, f"the disk is full, so training waits for space: {error}")
+                    self.tell(True, f"the disk is full, so training waits for space: {error}")
                     told = True
                 if stopping_s >= STOPPING_S:
                     raise
             else:
                 if told:
-                    self._tell(False, "the disk has space again; training continues")
+                    self.tell(False, "the disk has space again; training continues")
                 return done
             stopping_s += self._pause(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)
@@ -111,10 +107,10 @@ class Patience:
         """
         stopping_s = 0.0
         while pause_s > 0:
-            if self._stop():
+            if self.stop():
                 stopping_s += _SLICE_S
                 pause_s = min(pause_s, FIRST_RETRY_S)
-            self._sleep(_SLICE_S)
+            self.sleep(_SLICE_S)
             self.waited_s += _SLICE_S
             pause_s -= _SLICE_S
         return stopping_s

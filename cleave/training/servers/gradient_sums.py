@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -35,6 +35,7 @@ class _Sent:
     exchange: Exchange
 
 
+@dataclass(eq=False)
 class GradientSums:
     """Sums the gradients of one backward pass over all servers.
 
@@ -48,19 +49,13 @@ class GradientSums:
         waited_s: time in seconds that this server has waited for reductions.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        parameters: Mapping[str, nn.Parameter],
-        owners: Mapping[str, int],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.waited_s = 0.0
-        self._clock = clock
-        self._ranks = ranks
-        self._parameters = parameters
-        self._owners = owners
-        self._left = list(parameters)  # gradients are sent from the end of this list
+    ranks: Ranks
+    parameters: Mapping[str, nn.Parameter]
+    owners: Mapping[str, int]
+    waited_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._left = list(self.parameters)  # gradients are sent from the end of this list
         self._complete: set[str] = set()
         self._here: set[str] = set()  # parameters with a gradient on this server
         self._collected: dict[tuple[int, torch.dtype], list[str]] = {}
@@ -89,21 +84,21 @@ class GradientSums:
             self._send(key)
         while self._under_way:
             self._take(self._under_way.popleft())
-        here = "".join("01"[name in self._here] for name in self._parameters)
-        there = self._ranks.agree(here)
-        found = [name for i, name in enumerate(self._parameters) if any(t[i] == "1" for t in there)]
-        for name in self._parameters.keys() - found:
-            self._parameters[name].grad = None
+        here = "".join("01"[name in self._here] for name in self.parameters)
+        there = self.ranks.agree(here)
+        found = [name for i, name in enumerate(self.parameters) if any(t[i] == "1" for t in there)]
+        for name in self.parameters.keys() - found:
+            self.parameters[name].grad = None
         return found
 
     def _collect(self, name: str) -> None:
         """Add a gradient to the bucket for its owner and dtype, and send the bucket if full."""
-        parameter = self._parameters[name]
+        parameter = self.parameters[name]
         if parameter.grad is not None:
             self._here.add(name)
-        key = self._owners[name], parameter.dtype
+        key = self.owners[name], parameter.dtype
         names = self._collected.setdefault(key, [])
-        held_bytes = sum(self._parameters[other].nbytes for other in names)
+        held_bytes = sum(self.parameters[other].nbytes for other in names)
         if names and held_bytes + parameter.nbytes > BUCKET_BYTES:
             self._send(key)
             names = self._collected[key] = []
@@ -115,23 +110,23 @@ class GradientSums:
         names = self._collected.pop(key)
         gradients = []
         for name in names:
-            parameter = self._parameters[name]
+            parameter = self.parameters[name]
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             gradients.append(gradient.detach().reshape(-1))
             parameter.grad = None
         flat = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
-        self._under_way.append(_Sent(names, key[0], flat, self._ranks.sum_at(key[0], flat)))
+        self._under_way.append(_Sent(names, key[0], flat, self.ranks.sum_at(key[0], flat)))
         while len(self._under_way) > MOST_UNDER_WAY:
             self._take(self._under_way.popleft())
 
     def _take(self, sent: _Sent) -> None:
         """Wait for a bucket's reduction; on the owner, store the sums as the parameters' `grad`."""
-        began_s = self._clock()
+        began_s = time.perf_counter()
         sent.exchange.wait()
-        self.waited_s += self._clock() - began_s
-        if sent.owner != self._ranks.rank:
+        self.waited_s += time.perf_counter() - began_s
+        if sent.owner != self.ranks.rank:
             return
-        parameters = [self._parameters[name] for name in sent.names]
+        parameters = [self.parameters[name] for name in sent.names]
         sums = torch.split(sent.flat, [parameter.numel() for parameter in parameters])
         for parameter, gradient in zip(parameters, sums, strict=True):
             parameter.grad = gradient.view_as(parameter)

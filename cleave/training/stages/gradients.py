@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from cleave.scheduler.stages.work import LOSS_LAYER, SumName, slice_of_layer
 from cleave.training.stages.stage_work import ModelWork, sum_shape
 
 
+@dataclass(eq=False)
 class StepGradients:
     """Adds up the gradient sums of one step in fp32. Stages may be read in any order.
 
@@ -25,39 +27,32 @@ class StepGradients:
             allocating memory takes longer than adding. None if the caller keeps the gradients.
     """
 
-    def __init__(
-        self,
-        work: ModelWork,
-        dtype: DType,
-        slices: Sequence[HeadSlice] = (),
-        buffers: dict[int, Tensor] | None = None,
-    ) -> None:
-        self._work = work
-        self._dtype = dtype
-        self._slices = slices
-        self._buffers = buffers
-        self._read: set[SumName] = set()
-        # For each parameter `id`: the gradients from each layer that has the parameter.
-        self._found: dict[int, dict[int, Tensor]] = {}
+    work: ModelWork
+    dtype: DType
+    slices: Sequence[HeadSlice] = ()
+    buffers: dict[int, Tensor] | None = None
+    _read: set[SumName] = field(init=False, default_factory=set)
+    # For each parameter `id`: the gradients from each layer that has the parameter.
+    _found: dict[int, dict[int, Tensor]] = field(init=False, default_factory=dict)
 
     def read(self, gradients: Mapping[SumName, Sequence[Sequence[Any]]]) -> None:
         """Read all gradient sums of a stage or a step that have not been read yet."""
         for key in gradients.keys() - self._read:
             self._read.add(key)
             layer, name = key
-            parameter = self._work.held(layer)[name]
+            parameter = self.work.held(layer)[name]
             part = self._part(layer)
             found = self._found.setdefault(id(parameter), {})
-            cut = part is not None and name in self._work.graphs_of_slice(part).cut
+            cut = part is not None and name in self.work.graphs_of_slice(part).cut
             place = LOSS_LAYER if cut else layer  # slices return different rows of one gradient
             if place not in found:
                 found[place] = self._memory(parameter, found)
             mine = found[place]
             if cut and part is not None:
-                mine = mine[slice(*part.rows(self._work.vocabulary))]
+                mine = mine[slice(*part.rows(self.work.vocabulary))]
             shape = sum_shape(mine)
             total = mine.numpy().reshape(shape.rows, shape.columns)
-            _add_up(gradients[key], total, self._dtype)
+            _add_up(gradients[key], total, self.dtype)
 
     def total(self) -> dict[int, Tensor]:
         """Return the gradients by parameter `id`. Call this once, after reading all sums."""
@@ -65,11 +60,11 @@ class StepGradients:
 
     def _part(self, layer: int) -> HeadSlice | None:
         number = slice_of_layer(layer)
-        return None if number is None else self._slices[number]
+        return None if number is None else self.slices[number]
 
     def _memory(self, parameter: Tensor, found: Mapping[int, Tensor]) -> Tensor:
         """Return memory for a gradient: a buffer, unless another layer's gradient uses it."""
-        buffers = {} if self._buffers is None or found else self._buffers
+        buffers = {} if self.buffers is None or found else self.buffers
         held = buffers.get(id(parameter))
         if held is None or held.shape != parameter.shape:
             held = buffers[id(parameter)] = torch.empty(parameter.shape, dtype=torch.float32)
