@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.local_fallback import AbandonedError
-from cleave.scheduler.counters import BytesByKind, FleetCounters, Traffic
+from cleave.scheduler.counters import FleetCounters
 from cleave.training.data.batches import Batch
 from cleave.training.loop.job_fleet import JobFleet
 from cleave.training.loop.optimizer import Optimizer
@@ -265,7 +267,7 @@ class SharedSteps:
         """
         if not self.several:
             return spent
-        everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
+        everyone = msgspec.convert(self._ranks.agree(asdict(spent)), list[FleetCounters])
         slowest = ("fleet_s", "waited_s", "predicted_s", "planning_s", "audit_s")
         return replace(
             sum(everyone[1:], everyone[0]),
@@ -285,11 +287,3 @@ class SharedSteps:
     @property
     def _on_wall_clock(self) -> bool:
         return self._fleet is None or self._fleet.clock == "wall"
-
-
-def _counters(values: dict[str, Any]) -> FleetCounters:
-    traffic = {
-        name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
-        for name in ("traffic", "saved")
-    }
-    return FleetCounters(**{**values, **traffic})
