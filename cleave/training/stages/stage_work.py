@@ -47,6 +47,7 @@ from cleave.scheduler.stages.work import (
 )
 from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
+from cleave.workload.stages import LayerSizes, Parameter
 
 _FP32_BYTES: Final = 4
 _MESSAGE_BYTES: Final = 255 * 2**20  # size of the largest array that fits in one protocol message
@@ -229,9 +230,8 @@ class ModelWork:
             ]
             same = {n for n, a in extras[0].items() if all(other[n] is a for other in extras)}
             of_batch = [{n: a for n, a in one.items() if n not in same} for one in extras]
-            flops = _forward_flops(part, tokens)
+            sizes = _sizes(part, graphs.trainable, tokens)
             sums = {n: sum_shape(held[n]) for n in graphs.trainable}
-            backward_flops = _backward_flops(part, graphs.trainable, tokens)
             found.append(
                 LayerWork(
                     forward,
@@ -239,12 +239,12 @@ class ModelWork:
                     parameters,
                     sums,
                     {n: a for n, a in extras[0].items() if n in same},
-                    flops,
-                    backward_flops,
+                    sizes.forward_flops,
+                    sizes.backward_flops,
                     from_activations,
                     {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
                     tokens // part.pieces,
-                    backward_flops - _spared_flops(part, tokens),
+                    sizes.backward_flops - sizes.spared_flops,
                     of_batch if any(of_batch) else (),
                 )
             )
@@ -409,7 +409,7 @@ class ModelWork:
         layers = []
         for part, graphs in zip(self.graphs.parts, self.graphs.layers, strict=True):
             held = part.held
-            flops = _forward_flops(part, sequence)
+            sizes = _sizes(part, graphs.trainable, sequence)
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             heads = getattr(self.model.config, "num_attention_heads", 1) if part.attends else 0
             shapes = matrix_shapes(held)
@@ -422,12 +422,12 @@ class ModelWork:
             layers.append(
                 LayerCost(
                     *cost,
-                    flops + _backward_flops(part, graphs.trainable, sequence),
-                    flops,
+                    sizes.forward_flops + sizes.backward_flops,
+                    sizes.forward_flops,
                     working,
                     largest,
                     _FP32_BYTES * sum(graphs.activations.values()) * part.pieces / sequence,
-                    _spared_flops(part, sequence),
+                    sizes.spared_flops,
                     dequantized_bytes(coded),
                     part.pieces,
                 )
@@ -483,7 +483,7 @@ class ModelWork:
             many = {n: t for n, t in part.held.items() if t.dim() == 3}
             used = {n: t.numel() * min(1.0, experts / t.shape[0]) for n, t in many.items()}
             used |= {n: t.numel() for n, t in part.held.items() if t.dim() == 2}
-            attention = _attention_flops(part, sequence)
+            attention = _sizes(part, (), sequence).attention_flops
             through = 2 * sum(used.values()) + attention
             trained = sum(size for n, size in used.items() if part.held[n].requires_grad)
             forward += through
@@ -624,32 +624,11 @@ def _codes(tensor: Tensor) -> StageArray:
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
 
 
-def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of a forward pass through sequences of `tokens` tokens."""
-    products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
-    return 2 * products + _attention_flops(part, tokens)
-
-
-def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
-    """Return the FLOPs per token of a backward pass, including recomputing the forward pass.
-
-    `cleave.workload.stages.LayerSizes` derives the same number from a model's configuration.
-    """
-    trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
-    return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
-
-
-def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that a device saves by keeping activations.
-
-    These are the FLOPs of the forward pass without the attention scores.
-    """
-    return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
-
-
-def _attention_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of attention's two matrix products in a forward pass.
+def _sizes(part: LayerPart, trainable: Collection[str], tokens: int) -> LayerSizes:
+    """Return a layer's matrices, from which its FLOPs in sequences of `tokens` tokens follow.
 
     The number of heads times the head size is assumed to equal the activation width.
     """
-    return 4 * tokens * part.x.shape[-1] if part.attends else 0
+    shapes = matrix_shapes(part.held).items()
+    matrices = tuple(Parameter(name, *shape, trained=name in trainable) for name, shape in shapes)
+    return LayerSizes(matrices, tokens, part.x.shape[-1] if part.attends else 0)
