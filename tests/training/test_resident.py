@@ -85,9 +85,8 @@ class Run:
 
     @property
     def runtime(self) -> VirtualRuntime:
-        runtime = self.staged.runtime
-        assert isinstance(runtime, VirtualRuntime)
-        return runtime
+        assert isinstance(self.staged.runtime, VirtualRuntime)
+        return self.staged.runtime
 
     @property
     def state(self) -> ResidentState:

@@ -35,8 +35,9 @@ from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
-from emulator.virtual import VirtualRuntime, emulated
+from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
+from tests.emulator.fleets import virtual
 from tests.graphs.models import (
     TOKENS,
     WIDTH,
@@ -373,8 +374,7 @@ def test_steps_that_the_caller_computes_change_weights_that_were_sent_early(
 def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
     model, plain = twice(small_model("opt"))
     fleet = emulated(8, seed=1)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     planner = SlicedLoss(2, KEPT) if sliced else None
     notes: list[str] = []
     found = staged(model, fleet, planner=planner, note=notes.append)
@@ -469,8 +469,7 @@ def test_without_devices_it_waits_until_training_is_to_stop() -> None:
     model = small_model("opt")
     notes: list[str] = []
     fleet = emulated(1, seed=1)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     (ids,) = batches(1)
     stops = iter([False, False, True])
     told: list[FleetPresence] = []
@@ -529,8 +528,7 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
     model = small_model("opt")
     notes: list[str] = []
     with emulated(2, seed=1) as fleet:
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
+        runtime = virtual(fleet)
         found = staged(model, fleet, local_after_s=2.0, note=notes.append)
         (ids,) = batches(1)
         found.gradients(rows(ids))
@@ -563,8 +561,7 @@ def test_tiles_and_stages_share_a_devices_memory() -> None:
             fleet.submit(Side(operand), Side(operand), out).result()
             assert float(out.array[0, 0]) == 1000
             found.gradients(rows(ids))
-            assert isinstance(fleet.runtime, VirtualRuntime)
-            manager = fleet.runtime.manager
+            manager = virtual(fleet).manager
             check_state(manager)
             for session in manager.sessions.values():
                 held = manager.stages.occupied_bytes(session.id)
