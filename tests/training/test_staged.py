@@ -170,6 +170,31 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
             assert float((mine.grad - expected.grad).abs().max()) < most * largest, name
 
 
+def assert_same_gradients(found: StagedModel, plain: nn.Module, ids: Tensor) -> None:
+    """The loss and all gradients of a batch are those of plain PyTorch."""
+    loss = found.gradients(rows(ids))
+    assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+    assert_close(found.work.model, plain, 3e-6)
+
+
+def assert_steps_lose_as_plain(
+    model: nn.Module,
+    devices: int,
+    most: float,
+    *,
+    plain: nn.Module | None = None,
+    count: int = 4,
+    clip: float | None = 1.0,
+    **how: Any,
+) -> None:
+    """Train by stages and with plain PyTorch, a copy unless another model is given."""
+    plain = plain or copy.deepcopy(model)
+    with emulated(devices, seed=1) as fleet:
+        mine = trained(model, gradients_of(staged(model, fleet, **how)), batches(count), clip=clip)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
+    assert mine == pytest.approx(expected, rel=most)
+
+
 @pytest.mark.parametrize(
     ("family", "loss", "kept"),
     [
@@ -187,10 +212,7 @@ def test_gradients_are_those_of_plain_pytorch(family: str, loss: str, kept: Kept
     even = EvenStages(loss=loss == "on a device", kept=kept)
     planner = SlicedLoss(2, kept) if loss == "in slices" else even
     with emulated(5, seed=1) as fleet:
-        found = staged(model, fleet, planner=planner)
-        (ids,) = batches(1)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(staged(model, fleet, planner=planner), plain, batches(1)[0])
 
 
 @pytest.mark.nightly
@@ -206,9 +228,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(slices: int, *, tied: bool) 
     ids = batches(1)[0] % 9
     with emulated(5, seed=1) as fleet:
         planner = SlicedLoss(slices, KEPT) if slices else None
-        found = staged(model, fleet, planner=planner)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(staged(model, fleet, planner=planner), plain, ids)
 
 
 @pytest.mark.nightly
@@ -248,15 +268,11 @@ def test_steps_lose_as_plain_pytorch_does(
     clip: float | None,
     most: float,
 ) -> None:
-    model, plain = twice(
-        with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
+    model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
+    devices, count = (5, 4) if planner else (3, 6)
+    assert_steps_lose_as_plain(
+        model, devices, most, count=count, clip=clip, dtype=dtype, planner=planner
     )
-    count = 4 if planner else 6
-    with emulated(5 if planner else 3, seed=1) as fleet:
-        found = staged(model, fleet, dtype=dtype, planner=planner)
-        mine = trained(model, gradients_of(found), batches(count), clip=clip)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
-    assert mine == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.nightly
@@ -286,10 +302,7 @@ def test_adapters_alone_travel_after_the_first_step() -> None:
             before = fleet.counters()
             model.zero_grad()
             plain.zero_grad()
-            assert found.gradients(rows(ids)) == pytest.approx(
-                plain_gradients(plain, ids), rel=1e-6
-            )
-            assert_close(model, plain, 3e-6)
+            assert_same_gradients(found, plain, ids)
             sent.append(fleet.counters().downlink_bytes - before.downlink_bytes)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
     activations = 3 * ROWS * TOKENS * 32 * 4
