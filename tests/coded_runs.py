@@ -46,11 +46,9 @@ class AlikePlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
         return self._planner.plan(gemm, element, [_alike(d) for d in devices], residencies)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """See `PartPlanner.plan_part`."""
         return self._planner.plan_part(gemm, element, [_alike(d) for d in devices])
 
 
