@@ -10,18 +10,15 @@ from cleave.fleet.fleet import Fleet
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Residency
 from cleave.planner.tiles.planner import TilePlanner
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.records import StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.start import train
+from tests.training.runs import steps_of, trained
 
 
 def steps_on(fleet: Fleet, job: JobSpec, folder: Path) -> list[StepRecord]:
     """Train on a fleet; return the steps' records."""
-    seen: list[Record] = []
-    train(job, RunFolder(folder), TrainContext(fleet, seen.append))
-    return [record for record in seen if isinstance(record, StepRecord)]
+    return steps_of(trained(job, RunFolder(folder), fleet))
 
 
 def check_saving(coded: Sequence[StepRecord], plain: Sequence[StepRecord]) -> None:
@@ -49,11 +46,9 @@ class AlikePlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
         return self._planner.plan(gemm, element, [_alike(d) for d in devices], residencies)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """See `PartPlanner.plan_part`."""
         return self._planner.plan_part(gemm, element, [_alike(d) for d in devices])
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import cleave
-from emulator.virtual import VirtualRuntime
+from tests.emulator.fleets import virtual
 from tests.log_lines import logged
 
 
@@ -109,8 +109,7 @@ def test_a_fleet_whose_devices_are_gone_multiplies_again_when_one_comes(notes: l
     plain, x = model(), torch.randn(5, 4)
     expected = trained(plain, x)
     with cleave.emulated(1) as fleet:
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
+        runtime = virtual(fleet)
         with cleave.offloaded(plain, fleet, fallback="local", fallback_after_s=1.0):
             torch.testing.assert_close(trained(plain, x), expected)
             by_fleet = fleet.counters().gemms
@@ -223,8 +222,7 @@ def test_a_server_is_no_fleet_but_has_one() -> None:
 def test_devices_are_waited_for() -> None:
     with cleave.emulated(2) as fleet:
         fleet.wait_for(2, timeout=0.0)
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
+        runtime = virtual(fleet)
         with pytest.raises(cleave.FleetError, match="2 of 3 devices are connected"):
             fleet.wait_for(3)
         runtime.join(runtime.profiles[0])

@@ -22,11 +22,8 @@ from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.counters import Traffic
 from cleave.server.fleet_server import Server
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.start import train
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import StagedModel
 from cleave.workload.build import build_model
@@ -150,16 +147,14 @@ def test_it_keeps_weights_and_optimizer_state(
     graph_classes: GraphClasses, corpus_file: Path, tmp_path: Path, plain_losses: Plain
 ) -> None:
     job = stages_job(corpus_file, STEPS)
-    found: list[Record] = []
     with (
         cleave.serve(stages_on="any") as listening,
         device(graph_classes, listening.url, tmp_path / "jvm"),
     ):
         listening.fleet.wait_for(1, PATIENCE_S)
         kept = replace(job, method="stages", state="devices")
-        train(kept, RunFolder(tmp_path / "run"), TrainContext(listening.fleet, found.append))
-    seen = [record.loss for record in found if isinstance(record, StepRecord)]
-    assert seen == pytest.approx(plain_losses(job), rel=1e-4)
+        found = losses_of(trained_by(kept, RunFolder(tmp_path / "run"), listening.fleet))
+    assert found == pytest.approx(plain_losses(job), rel=1e-4)
 
 
 @pytest.mark.nightly

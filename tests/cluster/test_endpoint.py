@@ -25,14 +25,12 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import OutputReady
 from cleave.scheduler.stages.work import StageGraph
 from cleave.server.fleet_server import serve
-from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import NoteRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
-from cleave.training.loop.start import train
 from tests.fleet.products import submit
 from tests.integration.emulation import DEVICE, emulation
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
+from tests.training.runs import losses, notes_of, steps_of, trained
 
 JOB = JobSpec("opt-nano", steps=2, batch=4, seq=32, checkpoint_every=0, audit=1.0)
 
@@ -86,22 +84,17 @@ def test_training_behind_a_endpoint_is_that_of_one_process_and_a_new_worker_goes
     endpoint: Endpoint, tmp_path: Path, method: str
 ) -> None:
     job = JobSpec(**{**JOB.to_dict(), "method": method})
-    expected: list[Record] = []
-    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, expected.append))
-    plain = [record.loss for record in expected if isinstance(record, StepRecord)]
+    plain = losses(job, RunFolder(tmp_path / "plain"))
     with processes(endpoint, 2):
         lost = attached(endpoint)
         a = np.ones((400, 400))
         futures = [submit(lost, a, a) for _ in range(4)]  # of a worker that dies now
         for number in range(2):
-            seen: list[Record] = []
-            fleet = attached(endpoint)
-            train(job, RunFolder(tmp_path / f"{number}"), TrainContext(fleet, seen.append))
-            steps = [record for record in seen if isinstance(record, StepRecord)]
+            seen = trained(job, RunFolder(tmp_path / f"{number}"), attached(endpoint))
+            steps = steps_of(seen)
             assert [step.loss for step in steps] == pytest.approx(plain, rel=1e-4)
             assert all(step.clock == "wall" and step.downlink_bytes > 0 for step in steps)
-            said = [record.text for record in seen if isinstance(record, NoteRecord)]
-            assert not [text for text in said if "quarantine" in text]
+            assert "quarantine" not in notes_of(seen)
             assert endpoint.view().device_count == 2
         assert len(futures) == 4
 

@@ -58,9 +58,8 @@ def stepper(
     members = paper_fleet(devices) if isinstance(devices, int) else list(devices)
     fleet = emulated(members, compute=False, ps=ps, coding="off")
     fleet.planner = planner(ps)
-    assert isinstance(fleet.runtime, VirtualRuntime)
     made = SizedStepper(fleet, find_model(model), tokens, DType.FP32, reuse=reuse)
-    return made, fleet.runtime
+    return made, virtual(fleet)
 
 
 @cache

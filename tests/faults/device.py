@@ -72,8 +72,6 @@ class Flawed(ComputeThread):
         self._rng = random.Random(seed)
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """See `Computer.start`."""
-
         def answered(order: Order, outcome: Outcome) -> None:
             if isinstance(outcome, str) or not isinstance(order, FetchRun):
                 pass

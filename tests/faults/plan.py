@@ -112,7 +112,6 @@ class NoFaults:
     """Everything passes."""
 
     def decide(self, seen: Seen) -> Fault | None:
-        """See `Faults.decide`."""
         return None
 
 
@@ -132,7 +131,6 @@ class RandomFaults:
         }
 
     def decide(self, seen: Seen) -> Fault | None:
-        """See `Faults.decide`."""
         drawn = self._rng[seen.direction].random()
         for fault, chance in self._chances.items():
             if drawn < chance:
@@ -152,7 +150,6 @@ class Script:
         self._lines = list(lines)
 
     def decide(self, seen: Seen) -> Fault | None:
-        """See `Faults.decide`."""
         if not self._lines:
             return None
         fault, fits = self._lines[0]

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 import cleave
-from cleave.errors import CleaveError
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec
-from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.records import Record, StepRecord
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.start import train
 from tests.integration.emulation import DEVICE, emulation
@@ -34,12 +33,9 @@ from tests.integration.processes import (
     until,
     wait_for_event,
 )
+from tests.training.runs import losses_of, notes_of, steps_of, trained
 
 STEPS = 100_000  # more than are done before the server is stopped
-
-
-def losses(seen: list[Record]) -> list[float]:
-    return [record.loss for record in seen if isinstance(record, StepRecord)]
 
 
 @pytest.mark.nightly  # the next test kills and resumes a run without a server
@@ -124,12 +120,12 @@ def test_a_server_started_again_knows_devices_and_jobs(
     assert known()["blocks"] > before["blocks"]
     assert f"step-{done:06d}" in [path.name for path in (folder / CHECKPOINTS).iterdir()]
     plain: list[Record] = []
-    context = TrainContext(None, plain.append, lambda: len(losses(plain)) >= done)
+    context = TrainContext(None, plain.append, lambda: len(losses_of(plain)) >= done)
     train(spec, RunFolder(tmp_path / "plain"), context)
-    assert [r["loss"] for r in written] == pytest.approx(losses(plain), rel=1e-4)
+    assert [r["loss"] for r in written] == pytest.approx(losses_of(plain), rel=1e-4)
 
 
-def test_a_killed_run_is_resumed_to_the_same_losses(
+def test_a_killed_run_is_resumed_to_the_same_losses_of(
     corpus_file: Path, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
 ) -> None:
     """Embedded devices; `benchmarks.crash` kills at many more moments."""
@@ -177,8 +173,8 @@ def test_all_devices_gone_and_training_goes_on_until_one_comes(
 
         served = replace(job, fallback="local", fallback_after_s=0.0)
         train(served, RunFolder(tmp_path), TrainContext(server.fleet, report))
-    assert losses(ours) == pytest.approx(plain_losses(job), rel=1e-4)
-    steps = [record for record in ours if isinstance(record, StepRecord)]
+    assert losses_of(ours) == pytest.approx(plain_losses(job), rel=1e-4)
+    steps = steps_of(ours)
     assert steps[3].local_gemms > 0
     assert steps[3].tiles == 0
     assert steps[5].local_gemms == 0
@@ -189,14 +185,12 @@ def test_all_devices_gone_and_training_goes_on_until_one_comes(
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(corpus_file: Path, tmp_path: Path) -> None:
     job = replace(training_job(corpus_file, 4, "opt-nano"), checkpoint_every=1)
-    seen: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
+    seen = trained(job, RunFolder(tmp_path / "run"))
     newest = tmp_path / "run" / CHECKPOINTS / "step-000004" / "tensors.safetensors"
     os.truncate(newest, newest.stat().st_size // 2)
-    again: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), TrainContext(None, again.append), resume=True)
-    assert losses(again) == losses(seen)[3:]
-    notes = [record.text for record in again if isinstance(record, NoteRecord)]
+    again = trained(job, RunFolder(tmp_path / "run"), resume=True)
+    assert losses_of(again) == losses_of(seen)[3:]
+    notes = notes_of(again).splitlines()
     assert any("skipped a checkpoint" in text and "step-000004" in text for text in notes)
     assert "resuming after step 3" in notes
     folder = newest.parent.parent  # kept, though its step was written again
@@ -210,8 +204,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
 ) -> None:
     """`cleave train --resume` refuses and touches nothing; --restart keeps what it finds."""
     job = replace(training_job(corpus_file, 3, "opt-nano"), checkpoint_every=1)
-    seen: list[Record] = []
-    train(job, RunFolder(tmp_path / "run"), TrainContext(None, seen.append))
+    seen = trained(job, RunFolder(tmp_path / "run"))
     folder = tmp_path / "run" / CHECKPOINTS
     os.truncate(folder / "step-000003" / "tensors.safetensors", 100)
     (folder / "step-000002" / "meta.json").unlink()
@@ -226,7 +219,7 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
 
     again = here(*resume, "--restart")
     assert again.returncode == 0, again.stderr
-    assert [r["loss"] for r in records(again.stdout) if r["event"] == "step"] == losses(seen)
+    assert [r["loss"] for r in records(again.stdout) if r["event"] == "step"] == losses_of(seen)
     kept = sorted(path.name for path in folder.iterdir())
     assert kept == [
         "step-000002", "step-000002.damaged", "step-000003", "step-000003.damaged",
@@ -236,17 +229,6 @@ def test_without_a_whole_checkpoint_nothing_is_begun_again_unasked(
     assert whole.returncode == 0, whole.stderr
     assert "resuming after step 3" in whole.stderr
     assert here("train", "--method", "tiles", "--model", "opt-nano", "--restart").returncode == 2
-
-
-def test_a_run_without_a_checkpoint_is_not_begun_again_unasked(
-    corpus_file: Path, tmp_path: Path
-) -> None:
-    job = training_job(corpus_file, 1, "opt-nano")
-    train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None))
-    metrics = RunFolder(tmp_path).metrics_path.read_bytes()
-    with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
-        train(job, RunFolder(tmp_path), TrainContext(None, lambda record: None), resume=True)
-    assert RunFolder(tmp_path).metrics_path.read_bytes() == metrics
 
 
 @pytest.mark.nightly  # tests/scheduler/test_resident_step.py restarts at any moment

@@ -41,7 +41,7 @@ from cleave.training.loop.run_folder import RunFolder, held_steps
 from cleave.training.loop.start import train
 from cleave.training.stages.audits import Auditor
 from cleave.training.stages.stage_work import ModelWork
-from cleave.training.stages.staged import NotByStages, Rows, StagedModel
+from cleave.training.stages.staged import NotByStages, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
@@ -53,7 +53,10 @@ from tests.integration.processes import (
     wait_for_event,
 )
 from tests.machine import swiftshader
+from tests.training import runs
+from tests.training.runs import losses_of
 from tests.training.test_staged import KEPT, EvenStages, SlicedLoss
+from tests.training.test_staged import rows as rows  # tests/web takes it from here
 
 pytestmark = pytest.mark.slow
 
@@ -106,8 +109,10 @@ class Prepared:
         torch.manual_seed(4)
         self.batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
 
-    def staged(self, server: Server, planner: StagePlanner, **options: Any) -> StagedModel:
-        work = ModelWork(self.model, self.graphs, DType.FP32)
+    def staged(
+        self, server: Server, planner: StagePlanner, dtype: DType = DType.FP32, **options: Any
+    ) -> StagedModel:
+        work = ModelWork(self.model, self.graphs, dtype)
         runtime = server.fleet.runtime
         return StagedModel(work, runtime, planner, PsCompute(1e11, 0.0), **options)
 
@@ -116,13 +121,6 @@ class Prepared:
             return plain_gradients(self.plain, ids)
 
         return trained(self.plain, gradients, self.batches, clip=1.0)
-
-
-def rows(ids: Tensor) -> Rows:
-    """Token ids, each row with the next token as its target."""
-    targets = torch.full_like(ids, -100)
-    targets[:, :-1] = ids[:, 1:]
-    return Rows(ids, targets)
 
 
 def backward(message: Message) -> bool:
@@ -153,16 +151,13 @@ def test_the_only_device_fails_some_of_its_runs(
     plain_losses: Callable[[JobSpec], list[float]],
 ) -> None:
     plain = replace(stages_job(corpus_file, 2), method="local")
-    found: list[Record] = []
     with (
         cleave.serve(stages_on="any") as server,
         Processes(lambda _: server.url, 1, ("--probe", "--failing", str(failing))),
     ):
         server.fleet.wait_for(1, WAIT_S)
-        job = replace(plain, method=method)
-        train(job, RunFolder(tmp_path / "run"), TrainContext(server.fleet, found.append))
-    steps = [record for record in found if isinstance(record, StepRecord)]
-    assert [record.loss for record in steps] == pytest.approx(plain_losses(plain), rel=1e-4)
+        found = runs.trained(replace(plain, method=method), RunFolder(tmp_path), server.fleet)
+    assert losses_of(found) == pytest.approx(plain_losses(plain), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -305,10 +300,7 @@ def test_devices_with_other_runners_train_alike_and_none_is_accused(
             said = wait_for_event(lines, "note")["text"]
             assert said.startswith(f"{runner} runs layers at ")
         server.fleet.wait_for(4, WAIT_S)
-        work = ModelWork(prepared.model, prepared.graphs, dtype)
-        runtime = server.fleet.runtime
-        ps = PsCompute(1e11, 0.0)
-        staged = StagedModel(work, runtime, EvenStages(loss=True), ps, auditor=auditor)
+        staged = prepared.staged(server, EvenStages(loss=True), dtype, auditor=auditor)
 
         def gradients(ids: Tensor) -> float:
             loss = staged.gradients(rows(ids))
@@ -347,11 +339,8 @@ def test_devices_with_other_runners_keep_state_and_none_is_accused(
             )
             wait_for_event(lines, "note")
         server.fleet.wait_for(2, WAIT_S)
-        work = ModelWork(prepared.model, prepared.graphs, dtype)
         planner = EvenStages(loss=False)
-        staged = StagedModel(
-            work, server.fleet.runtime, planner, PsCompute(1e11, 0.0), auditor=auditor
-        )
+        staged = prepared.staged(server, planner, dtype, auditor=auditor)
         rule = UpdateRule(OptimizerKind.ADAMW, weight_decay=0.1)
         optimizer = Optimizer(prepared.model, rule, clip=1.0, in_backward=False)
         staged.keep_on_devices(optimizer, planner=planner)
@@ -451,8 +440,7 @@ def test_killed_devices_with_the_weights_cost_no_exactness(
         resumed = replace(ours, state="server", steps=6)
         train(resumed, run, TrainContext(server.fleet, found.append), resume=True)
     assert strikes.struck == 2
-    losses = [record.loss for record in found if isinstance(record, StepRecord)]
-    assert losses == pytest.approx(plain_losses(plain), rel=1e-4)
+    assert losses_of(found) == pytest.approx(plain_losses(plain), rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [("--scale", "1.5"), ("--spoil", "60", "--value", "0.5")])

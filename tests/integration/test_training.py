@@ -23,6 +23,7 @@ from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRec
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.start import JobRequest, JobRunner, train
 from tests.integration.processes import here, training_job
+from tests.training.runs import losses_of, steps_of
 
 
 def run(
@@ -36,11 +37,7 @@ def run(
     """Train and return the steps."""
     seen: list[Record] = []
     train(job, RunFolder(folder), TrainContext(fleet, seen.append, stop), resume=resume)
-    return [record for record in seen if isinstance(record, StepRecord)]
-
-
-def losses(steps: list[StepRecord]) -> list[float]:
-    return [record.loss for record in steps]
+    return steps_of(seen)
 
 
 @pytest.fixture
@@ -88,7 +85,7 @@ def test_losses_are_those_of_plain_pytorch(
     with cleave.emulated(4, whole_tiles=whole_tiles) as fleet:
         fleet.planner = planner
         ours = run(job, tmp_path / "ours", fleet)
-    assert losses(ours) == pytest.approx(plain, rel=tolerance)
+    assert losses_of(ours) == pytest.approx(plain, rel=tolerance)
     assert plain[-1] < plain[0]
     assert all(record.tiles > 0 and record.clock == "virtual" for record in ours)
 
@@ -101,7 +98,7 @@ def test_stepping_inside_the_backward_pass_is_the_usual_update(
     plain = run(replace(job, memory="plain"), tmp_path / "plain")
     for memory in ("recompute", "lean"):
         found = run(replace(job, memory=memory), tmp_path / memory)
-        assert losses(found) == pytest.approx(losses(plain), rel=1e-5)
+        assert losses_of(found) == pytest.approx(losses_of(plain), rel=1e-5)
 
 
 def test_accumulated_micro_batches_equal_one_large_batch(
@@ -111,11 +108,11 @@ def test_accumulated_micro_batches_equal_one_large_batch(
     with cleave.emulated(4) as fleet:
         fleet.planner = planner
         small = run(replace(job, accumulate=2, steps=2), tmp_path / "small", fleet)
-    assert losses(small) == pytest.approx(losses(large), rel=1e-4)
+    assert losses_of(small) == pytest.approx(losses_of(large), rel=1e-4)
     assert {record.tokens for record in small} == {record.tokens for record in large}
 
 
-def test_resuming_continues_to_the_same_losses(
+def test_resuming_continues_to_the_same_losses_of(
     job: JobSpec, tmp_path: Path, plain_losses: Callable[[JobSpec], list[float]]
 ) -> None:
     whole = plain_losses(job)
@@ -127,8 +124,8 @@ def test_resuming_continues_to_the_same_losses(
         seen += 1
         return seen == 3
 
-    assert losses(run(job, tmp_path / "cut", stop=stop)) == whole[:3]
-    assert losses(run(job, tmp_path / "cut", resume=True)) == whole[3:]
+    assert losses_of(run(job, tmp_path / "cut", stop=stop)) == whole[:3]
+    assert losses_of(run(job, tmp_path / "cut", resume=True)) == whole[3:]
     written = [r["step"] for r in RunFolder(tmp_path / "cut").records() if r["event"] == "step"]
     assert written == [1, 2, 3, 4]
 
@@ -169,10 +166,10 @@ def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Pat
     tokenizer = default_tokenizer(vocab_size=spec.vocabulary)
     tokenizer._tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     job = replace(job, steps=1)
-    seeded = losses(run(replace(job, seed=7), tmp_path / "seeded"))
+    seeded = losses_of(run(replace(job, seed=7), tmp_path / "seeded"))
     # The same weights and the same data order, from a folder.
     loaded = replace(job, seed=7, model=str(tmp_path / "model"), learning_rate=1e-3)
-    assert losses(run(loaded, tmp_path / "loaded")) == pytest.approx(seeded, rel=1e-5)
+    assert losses_of(run(loaded, tmp_path / "loaded")) == pytest.approx(seeded, rel=1e-5)
 
 
 # --- what is refused ---
@@ -239,8 +236,9 @@ def test_a_run_that_has_no_checkpoint_yet_begins_where_it_may(job: JobSpec, tmp_
     folder = RunFolder.create(tmp_path, "cut")
     folder.write_config(replace(job, steps=1, checkpoint_every=1).to_dict())
     request = {"job": {}, "resume": str(folder.path)}
-    with pytest.raises(CleaveError, match="has no checkpoint"):
+    with pytest.raises(CleaveError, match=r"has no checkpoint.*--restart"):
         runner.run(request, None, seen.append, lambda: False)
+    assert not folder.metrics_path.exists()
     runner.run({**request, "begin": True}, None, seen.append, lambda: False)
     assert (seen[-1]["event"], seen[-1]["steps"]) == ("done", 1)
     # What is damaged is not passed over: it may be mended.

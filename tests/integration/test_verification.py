@@ -39,8 +39,6 @@ class Liar(ComputeThread):
         self._lie = lie
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """See `Computer.start`."""
-
         def lied(order: Order, outcome: Outcome) -> None:
             assert isinstance(order, Compute)
             assert not isinstance(outcome, str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from cleave import arrays
 from cleave.arrays import DType
 from cleave.graphs.noise import with_narrow_products
 from cleave.machine.backends import StoredArray
-from cleave.machine.graph_choice import open_in_torch
+from cleave.machine.graph_choice import MakeGraph, open_in_torch
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_operations import _RULES
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetch, run_graph
@@ -509,40 +510,50 @@ def test_layers_and_the_loss_with_products_in_bf16(family: str) -> None:
 # --- on a device --------------------------------------------------------------------------------
 
 
-def test_arrays_stay_on_the_processor_between_runs() -> None:
-    """A parameter is uploaded once, and a kept sum stays a tensor until rows of it are fetched."""
+def stored(values: Array, dtype: DType = DType.FP32) -> StoredArray:
+    payload = arrays.narrow(values, dtype).tobytes()
+    rows, columns = values.shape
+    return StoredArray(rows, columns, dtype, payload, len(payload))
+
+
+def assert_arrays_stay_between_runs(
+    runner: Any, opened: MakeGraph, kind: type, dtype: DType = DType.FP32
+) -> Kept:
+    """A parameter is uploaded once, in fp32. A sum stays until rows of it are fetched."""
     shape = ArrayType([2, 3])
     nodes = [Node("Mul", ["x", "w"], ["y"]), Node("Add", ["y", "sum"], ["new"])]
     inputs = {"x": ArrayType(["batch", 3]), "w": ArrayType([3]), "sum": shape}
     model = written(nodes, inputs, {"new": shape})
     uploads: list[int] = []
+    upload = runner.upload
 
-    class Counted(TorchSession):
-        def upload(self, array: Array) -> Any:
-            uploads.append(array.size)
-            return super().upload(array)
-
-    def stored(values: Array) -> StoredArray:
-        payload = values.tobytes()
-        rows, columns = values.shape
-        return StoredArray(rows, columns, DType.FP32, payload, len(payload))
+    def counted(self: Any, array: Array) -> Any:
+        uploads.append(array.size)
+        return upload(self, array)
 
     graph = StoredGraph(model, len(model))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    w = stored(np.array([[1, 2, 3]], np.float32))
+    w = stored(np.array([[1, 2, 3]], np.float32), dtype)
     before: Kept | None = None
-    for number in range(3):
-        after = Kept(24, replaces=before)
-        order = GraphRun(number, graph, [stored(x), w, before], [after], 0)
-        run_graph(order, lambda model, given, _: Counted(model, given))
-        assert isinstance(after.value, torch.Tensor)
-        before = after
+    with mock.patch.object(runner, "upload", counted):
+        for number in range(3):
+            after = Kept(24, replaces=before)
+            order = GraphRun(number, graph, [stored(x, dtype), w, before], [after], 0)
+            run_graph(order, opened)
+            assert isinstance(after.value, kind)
+            before = after
     assert uploads.count(3) == 1
-    assert before is not None
-    rows = np.frombuffer(fetch(FetchRun(9, before, 1, 1, 3, DType.FP32)), np.float32)
+    rows = np.frombuffer(fetch(FetchRun(9, after, 1, 1, 3, DType.FP32)), np.float32)
     np.testing.assert_array_equal(rows, 3 * x[1] * [1, 2, 3])
+    return after
+
+
+def test_arrays_stay_on_the_processor_between_runs() -> None:
+    kept = assert_arrays_stay_between_runs(
+        TorchSession, partial(open_in_torch, "cpu"), torch.Tensor
+    )
     with pytest.raises(GraphError, match=r"shape \(2, 3\) has no rows 2 to 3"):
-        fetch(FetchRun(10, before, 2, 1, 3, DType.FP32))
+        fetch(FetchRun(10, kept, 2, 1, 3, DType.FP32))
 
 
 def test_a_runner_is_named_by_its_processor() -> None:

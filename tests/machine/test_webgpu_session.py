@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cleave import arrays
-from cleave.arrays import Array, DType
+from cleave.arrays import DType
 from cleave.machine import webgpu_session
-from cleave.machine.backends import StoredArray
 from cleave.machine.graph_choice import open_on_cpu, open_on_webgpu
 from cleave.machine.graph_run import FetchRun, GraphRun, Kept, StoredGraph, fetch, run_graph
 from cleave.machine.graph_session import GraphError, GraphSession
@@ -20,7 +18,7 @@ from cleave.machine.onnx_graph import ArrayType, Node, written
 from cleave.machine.webgpu_session import WebgpuArray, WebgpuSession
 from tests.graphs.models import graphs_of, small_model
 from tests.machine.swiftshader import environment
-from tests.machine.test_torch_session import _feed
+from tests.machine.test_torch_session import _feed, assert_arrays_stay_between_runs, stored
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,40 +57,9 @@ def test_layers_and_the_loss_are_those_of_the_cpu(family: str) -> None:
             assert off <= 1e-5 * np.linalg.norm(array) + 1e-6, name
 
 
-def _stored(values: Array, dtype: DType = DType.FP32) -> StoredArray:
-    payload = arrays.narrow(values, dtype).tobytes()
-    rows, columns = values.shape
-    return StoredArray(rows, columns, dtype, payload, len(payload))
-
-
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_arrays_stay_on_the_gpu_between_runs(dtype: DType) -> None:
-    """A parameter is uploaded once, in fp32; a sum stays until rows of it are fetched."""
-    shape = ArrayType([2, 3])
-    nodes = [Node("Mul", ["x", "w"], ["y"]), Node("Add", ["y", "sum"], ["new"])]
-    inputs = {"x": ArrayType(["batch", 3]), "w": ArrayType([3]), "sum": shape}
-    model = written(nodes, inputs, {"new": shape})
-    uploads: list[int] = []
-
-    class Counted(WebgpuSession):
-        def upload(self, array: Array) -> Any:
-            uploads.append(array.size)
-            return super().upload(array)
-
-    graph = StoredGraph(model, len(model))
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    w = _stored(np.array([[1, 2, 3]], np.float32), dtype)
-    before: Kept | None = None
-    for number in range(3):
-        after = Kept(24, replaces=before)
-        order = GraphRun(number, graph, [_stored(x, dtype), w, before], [after], 0)
-        run_graph(order, lambda model, *_: Counted(model))
-        assert isinstance(after.value, WebgpuArray)
-        before = after
-    assert uploads.count(3) == 1
-    assert before is not None
-    rows = np.frombuffer(fetch(FetchRun(9, before, 1, 1, 3, DType.FP32)), np.float32)
-    np.testing.assert_array_equal(rows, 3 * x[1] * [1, 2, 3])
+    assert_arrays_stay_between_runs(WebgpuSession, open_on_webgpu, WebgpuArray, dtype)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +70,7 @@ def test_another_runner_takes_what_one_has_computed(first: Any, then: Any) -> No
     three = ArrayType(["batch", 3])
     model = written([Node("Neg", ["x"], ["y"])], {"x": three}, {"y": three})
     made, again = Kept(12), Kept(12)
-    x = _stored(np.array([[1, 2, 3]], np.float32))
+    x = stored(np.array([[1, 2, 3]], np.float32))
     run_graph(GraphRun(1, StoredGraph(model, 0), [x], [made], 0), first)
     run_graph(GraphRun(2, StoredGraph(model, 0), [made], [again], 0), then)
     found = np.frombuffer(fetch(FetchRun(3, again, 0, 1, 3, DType.FP32)), np.float32)

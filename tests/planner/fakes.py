@@ -20,7 +20,6 @@ class FakePlanner(ABC):
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
         return self.planned(gemm, devices)
 
     @abstractmethod
@@ -37,7 +36,6 @@ class OneDevice(FakePlanner):
     columns: int = 1
 
     def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
-        """See `FakePlanner.planned`."""
         whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
         cut = cut_tile(whole, self.rows, self.columns)
         return Plan(gemm, (PlannedTile(self.device, cut, 0, 0, 0.0),), 0.0)

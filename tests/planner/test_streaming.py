@@ -52,7 +52,6 @@ class Afresh(FakePlanner):
     planner: TilePlanner
 
     def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
-        """See `FakePlanner.planned`."""
         return self.planner.plan(gemm, ELEMENT, devices)
 
 

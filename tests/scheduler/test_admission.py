@@ -129,14 +129,17 @@ def sent(orders: list[ForRuntime], session: int) -> list[Message]:
 
 
 def submit(
-    manager: SessionManager, side: int = 4, job: int = 1, now_s: float = 1.0
+    manager: SessionManager, gemm: int | Gemm = 4, job: int = 1, now_s: float = 1.0
 ) -> list[ForRuntime]:
-    ones = Buffer(np.ones((side, side), np.float32), DType.FP32)
-    refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
-    gemm = GemmJob(
-        job, Gemm(side, side, side), *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner()
+    """Submit a product of ones: a GEMM, or one whose sides are all equal."""
+    gemm = Gemm(gemm, gemm, gemm) if isinstance(gemm, int) else gemm
+    a, b = (
+        Buffer(np.ones(sides, np.float32), DType.FP32)
+        for sides in ((gemm.m, gemm.k), (gemm.k, gemm.n))
     )
-    return manager.submit(gemm, ones, ones, now_s)
+    refs = MatrixRef(10 * job, False), MatrixRef(10 * job + 1, False)
+    made = GemmJob(job, gemm, *refs, ElementBytes(4, 4), "fp32", "fp32", TilePlanner())
+    return manager.submit(made, a, b, now_s)
 
 
 @pytest.fixture

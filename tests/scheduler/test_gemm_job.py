@@ -179,7 +179,6 @@ class _Spy:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
         self.offered = list(residencies)
         return self.planner.plan(gemm, element, devices, residencies)
 

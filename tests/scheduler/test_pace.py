@@ -37,6 +37,7 @@ from cleave.scheduler.sessions.reputation import MOST_TRIAL_S, TRIAL_S, trial_in
 from cleave.server.runtime import TICK_S
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
+from tests.emulator.fleets import virtual
 
 RATES = DeviceRates(1, 1e6, 1e6, 1e9, 0.01)
 EXPECTED = (0.1, 0.2, 0.5, 0.15, 0.9, 0.3, 0.12, 0.25)
@@ -263,8 +264,7 @@ class LateRuntime(VirtualRuntime):
 
 def step_s(fleet: Fleet, seed: int) -> float:
     """Virtual seconds of a step: a few products, one after the other."""
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     rng, began_s = np.random.default_rng(seed), runtime.now_s
     for m, n, k in SHAPES * 2:
         a, b = rng.integers(-3, 4, (m, k)), rng.integers(-3, 4, (k, n))

@@ -274,15 +274,25 @@ class Training(Trial):
         self.runs.withdraw()
         self.begin(self.work if not self.fetches else replace(self.work, token=object()))
 
+    def serve(self) -> None:
+        """Do what the PS has to do now: give arrays and the optimizer's coefficients."""
+        for key in list(self.outputs):
+            self.give(key)
+        if self.wants_update:
+            self.update()
+
+    def complete(self) -> StepResult:
+        """Let devices answer until the step ends, and assert that it does not fail."""
+        result = self.finish()
+        assert isinstance(result, StepResult)
+        return result
+
     def finish(self) -> Any:
         """Let devices answer until the step ends. Then log the step, or take the state."""
         answers = 0
         self.failing = 0.0
         while not self.step.ended:
-            for key in list(self.outputs):
-                self.give(key)
-            if self.wants_update:
-                self.update()
+            self.serve()
             if not self.step.ended and self.fleet.waiting:
                 self.answer(min(self.fleet.waiting))
                 answers += 1
@@ -654,22 +664,50 @@ def test_after_a_restart_nobody_is_blamed_for_the_lie_of_another_device() -> Non
 def completed(training: Training, batches: int = 2) -> None:
     """Do a step without disturbances."""
     training.begin(training.step_of(TWO_STAGES, batches))
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
+
+
+def begun(
+    devices: int,
+    *,
+    steps: int = 1,
+    copies: int | None = None,
+    following: Sequence[int] = (),
+    **how: Any,
+) -> Training:
+    """Return a training after some steps without disturbances.
+
+    Args:
+        copies: most stages that hot spares follow.
+        following: hot spares that repeat each step at once.
+    """
+    training = Training(devices, **how)
+    training.resident = replace(training.resident, copies=copies)
+    for _ in range(steps):
+        completed(training)
+        for device in following:
+            spare_ready(training, device)
+    return training
 
 
 def fetched(training: Training) -> None:
-    """Fetch and check the state."""
+    """Complete the step that has begun. Then fetch and check the state."""
+    if not training.step.ended:
+        training.complete()
     training.begin_fetch()
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
+
+
+def break_order(device: SymbolicDevice) -> None:
+    """Let the next order of a device fail, and those that follow it."""
+    order, run, _ = device.orders[0]
+    device.orders[0], device.failed = (order, run, LOST), True
 
 
 def until_asked(training: Training, device: int, kind: RequestKind) -> None:
     """Let all devices answer until a device's first order is of a kind."""
     while True:
-        for key in list(training.outputs):
-            training.give(key)
-        if training.wants_update:
-            training.update()
+        training.serve()
         waiting = training.fleet.waiting
         if device in waiting and waiting[device].orders[0][0].request.kind is kind:
             return
@@ -681,10 +719,7 @@ def without_device_1(training: Training) -> None:
     training.away = {1}
     training.begin(training.step_of(TWO_STAGES, 2))
     while not training.step.ended:
-        for key in list(training.outputs):
-            training.give(key)
-        if training.wants_update:
-            training.update()
+        training.serve()
         training.answer(max(training.fleet.waiting))
     training.end()
     training.away = set()
@@ -692,23 +727,19 @@ def without_device_1(training: Training) -> None:
 
 def test_state_that_a_withdrawn_step_updated_is_not_used() -> None:
     """Device 1 updated its layers and device 2 did not, so the log lacks the step."""
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.begin(training.step_of(TWO_STAGES, 2))
     until_asked(training, 2, RequestKind.UPDATE)
     while 1 in training.fleet.waiting:
         training.answer(1)
     training.withdraw()
-    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 
 @pytest.mark.parametrize("early", [True, False])
 def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
     """Whether they return before the first step or during it. Nobody gets the snapshot again."""
-    training = Training(2)
-    completed(training)
-    completed(training)
+    training = begun(2, steps=2)
     with mock.patch.object(training, "_draw", return_value=0.0 if early else 0.9):
         for device in training.fleet.devices.values():
             device.before.clear()  # all messages arrived
@@ -718,7 +749,7 @@ def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
     training.begin(training.step_of(TWO_STAGES, 2))
     for arrays in list(training.cut_off):
         training.come_back(arrays)
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     for device in training.fleet.devices.values():
         assert not [value for value in device.sent if value[0] in ("w", "m", "updated")]
     fetched(training)
@@ -726,8 +757,7 @@ def test_devices_go_on_with_their_state_after_a_restart(early: bool) -> None:
 
 @pytest.mark.parametrize("why", ["the job ends", "other work begins", "nothing begins"])
 def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs(why: str) -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     with mock.patch.object(training, "_draw", return_value=0.0):
         training.restart()
     assert all(training.runs.occupied_bytes(d) for d in training.fleet.devices)
@@ -743,20 +773,18 @@ def test_a_restarted_server_lets_devices_drop_state_that_no_step_needs(why: str)
 
 
 def test_new_arrays_have_other_ids_than_those_of_an_earlier_process() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     used = {id for device in training.fleet.devices.values() for id in device.held}
     training.restart()
     training.join(9)
     training.begin(training.step_of(TWO_STAGES, 2))
     training.give_up()
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert used.isdisjoint(training.fleet.devices[9].held)
 
 
 def test_a_device_that_fails_after_a_step_drops_its_arrays() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.fail(2)
     assert not training.fleet.devices[2].held
     completed(training)
@@ -764,9 +792,7 @@ def test_a_device_that_fails_after_a_step_drops_its_arrays() -> None:
 
 
 def test_arguments_of_logged_steps_do_not_stay_on_devices() -> None:
-    training = Training(2)
-    for _ in range(4):
-        completed(training)
+    training = begun(2, steps=4)
     training.lose(1)
     training.join(3)
     completed(training)  # checks what devices hold
@@ -775,8 +801,7 @@ def test_arguments_of_logged_steps_do_not_stay_on_devices() -> None:
 
 
 def test_a_stage_without_trained_layers_has_nothing_to_update() -> None:
-    training = Training(2, frozen={0, 1})
-    completed(training)
+    training = begun(2, frozen={0, 1})
     training.lose(2)
     training.join(3)
     completed(training)
@@ -784,8 +809,7 @@ def test_a_stage_without_trained_layers_has_nothing_to_update() -> None:
 
 
 def test_a_stage_without_trained_layers_stays_on_its_device() -> None:
-    training = Training(2, frozen={2, 3})
-    completed(training)
+    training = begun(2, frozen={2, 3})
     training.begin(training.step_of(TWO_STAGES, 2))
     assert [stage.devices for stage in training.step._stages] == [[1], [2]]
     training.finish()
@@ -794,8 +818,7 @@ def test_a_stage_without_trained_layers_stays_on_its_device() -> None:
 
 def test_state_that_is_only_kept_for_a_snapshot_is_not_current() -> None:
     """Device 1 misses a step, and still has the state before that step for the snapshot."""
-    training = Training(3)
-    completed(training)
+    training = begun(3)
     training.begin_snapshot()
     without_device_1(training)
     assert training.fleet.waiting.keys() == {1}
@@ -805,8 +828,7 @@ def test_state_that_is_only_kept_for_a_snapshot_is_not_current() -> None:
 
 
 def test_state_that_has_been_returned_for_a_snapshot_is_dropped() -> None:
-    training = Training(3)
-    completed(training)
+    training = begun(3)
     training.begin_snapshot()
     without_device_1(training)
     assert states_on(training.fleet.devices[1]) == ["m0", "m1", "w0", "w1"]
@@ -819,8 +841,7 @@ def test_state_that_has_been_returned_for_a_snapshot_is_dropped() -> None:
 @pytest.mark.parametrize("why", ["lost", "failed", "refused"])
 def test_what_is_kept_for_a_snapshot_that_cannot_end_is_dropped(why: str) -> None:
     """And another snapshot can begin."""
-    training = Training(3)
-    completed(training)
+    training = begun(3)
     training.begin_snapshot()
     without_device_1(training)
     assert states_on(training.fleet.devices[1])
@@ -829,8 +850,7 @@ def test_what_is_kept_for_a_snapshot_that_cannot_end_is_dropped(why: str) -> Non
     elif why == "failed":
         training.fail(2)
     else:
-        order, run, _ = training.fleet.devices[1].orders[0]
-        training.fleet.devices[1].orders[0] = order, run, LOST
+        break_order(training.fleet.devices[1])
         training.answer(1)
     assert not states_on(training.fleet.devices[1])
     completed(training)
@@ -842,8 +862,7 @@ def test_what_is_kept_for_a_snapshot_that_cannot_end_is_dropped(why: str) -> Non
 
 
 def test_a_snapshot_is_not_finished_while_a_piece_is_on_its_way() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.begin_snapshot()
     while training.fleet.waiting:
         assert training.runs.finished_snapshot(0) is None
@@ -859,21 +878,19 @@ def test_a_device_with_another_stage_has_state_once_and_what_a_snapshot_needs(
     snapshots: int,
 ) -> None:
     """Device 1 gets the state of its layers again, with that of one more layer."""
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     fetched(training)
     if snapshots:
         training.begin_snapshot()
     training.begin(training.step_of(stages_of([3], [(1,), (2,)], False), 2))
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert states_on(training.fleet.devices[1]) == ["m0", "m1", "m2", "w0", "w1", "w2"]
     assert training.snapshots == snapshots
     fetched(training)
 
 
 def test_a_piece_that_waits_for_a_careful_device_outlives_the_step() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.stores[1].be_careful(2**30)
     training.fleet.devices[1].failed = True  # an order, before
     training.begin_snapshot()
@@ -889,16 +906,14 @@ def test_a_piece_that_waits_for_a_careful_device_outlives_the_step() -> None:
 
 
 def test_what_is_kept_for_a_snapshot_is_dropped_in_the_end() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.begin_snapshot()
     training._do(training.runs.end())
     assert not any(device.held for device in training.fleet.devices.values())
 
 
 def test_state_whose_update_failed_is_restored() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.begin(training.step_of(TWO_STAGES, 2))
     while not training.wants_update:
         for key in list(training.outputs):
@@ -910,13 +925,11 @@ def test_state_whose_update_failed_is_restored() -> None:
     training.fleet.devices[1].fails = lambda: False
     training.answer(1)
     assert LOST not in training.fleet.devices[1].held.values()
-    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 
 def test_a_failed_order_for_squares_costs_no_pass_where_an_order_failed_before() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     for store in training.stores.values():
         store.be_careful(2**30)
     training.begin(training.step_of(TWO_STAGES, 2))
@@ -925,14 +938,13 @@ def test_a_failed_order_for_squares_costs_no_pass_where_an_order_failed_before()
     training.answer(1)  # The next order adds to the result of this one, and fails.
     training.fleet.devices[1].fails = lambda: False
     assert training.fleet.devices[1].orders[0][2] == LOST
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert training.step.repeated == 0
     fetched(training)
 
 
 def test_squares_and_state_are_no_usual_gradients() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     (usual,) = training.runs._usual.values()
     assert not usual._usual
 
@@ -957,19 +969,10 @@ def spare_ready(training: Training, device: int) -> None:
         training.answer(device)
 
 
-def weights_sent(device: SymbolicDevice) -> int:
-    """Return how many weights and moments a device has received."""
-    return sum(history_of(value)[0][0] in "wm" for value in device.sent if value[0] in "wmu")
-
-
 def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
     """It repeats no step if it has kept up, and the steps that it has not repeated otherwise."""
     for keeps_up in (True, False):
-        training = Training(3)
-        for _ in range(4):
-            completed(training)
-            if keeps_up:
-                spare_ready(training, 3)
+        training = begun(3, steps=4, following=[3] if keeps_up else [])
         spare = training.fleet.devices[3]
         received = len(spare.sent)
         training.begin(training.step_of(TWO_STAGES, 2))
@@ -977,7 +980,7 @@ def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
             spare_ready(training, 3)
         training.lose(1)  # device 3 has no time for the other stage
         assert training.step._stages[0].devices == [3]
-        assert isinstance(training.finish(), StepResult)
+        training.complete()
         assert not [v for v in spare.sent[received:] if str(v).startswith(("w", "m"))]
         fetched(training)
 
@@ -985,10 +988,7 @@ def test_a_hot_spare_takes_over_without_a_snapshot() -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_hot_spare_continues_in_the_middle_of_a_step(answers: bool) -> None:
     """It does not repeat the micro-batches that it has repeated before the device was lost."""
-    training = Training(3)
-    for _ in range(2):
-        completed(training)
-        spare_ready(training, 3)
+    training = begun(3, steps=2, following=[3])
     training.begin(training.step_of(TWO_STAGES, 4))
     stage, spare = training.step._stages[0], training.fleet.devices[3]
     while not stage.accumulators or len(stage.accumulators[0].batches) < 2:
@@ -1000,8 +1000,7 @@ def test_a_hot_spare_continues_in_the_middle_of_a_step(answers: bool) -> None:
     done, received = set(stage.accumulators[0].batches), len(spare.sent)
     training.lose(1)
     assert stage.devices == [3]
-    result = training.finish()
-    assert isinstance(result, StepResult)
+    result = training.complete()
     assert {b for b, device in result.records[0].backward_by.items() if device == 1} == done
     gradients = [v for v in spare.sent[received:] if v[0] == "dx"]
     assert len(gradients) == 4 - len(done)
@@ -1011,21 +1010,16 @@ def test_a_hot_spare_continues_in_the_middle_of_a_step(answers: bool) -> None:
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_hot_spare_that_gets_another_stage_follows_no_more(fails: bool) -> None:
     """If one of its orders fails, it keeps only what its own stage needs."""
-    training = Training(4)
-    for _ in range(2):
-        completed(training)
-        for device in (3, 4):
-            spare_ready(training, device)
+    training = begun(4, steps=2, following=[3, 4])
     training.begin(training.step_of(TWO_STAGES, 4))
     training.lose(3)
     training.lose(1)
     assert [stage.devices for stage in training.step._stages] == [[4], [2]]
     spare = training.fleet.devices[4]
     if fails:
-        order, run, _ = spare.orders[0]
-        spare.orders[0], spare.failed = (order, run, LOST), True
+        break_order(spare)
         training.answer(4)
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert 4 not in training.runs._spares.devices or not training.runs._spares.is_busy(4)
     completed(training)
     fetched(training)
@@ -1033,15 +1027,10 @@ def test_a_hot_spare_that_gets_another_stage_follows_no_more(fails: bool) -> Non
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_hot_spares_forget_a_step_that_is_not_logged(complete: bool) -> None:
-    training = Training(3)
-    completed(training)
-    spare_ready(training, 3)
+    training = begun(3, following=[3])
     training.begin(training.step_of(TWO_STAGES, 4))
     while not training.runs._spares.is_busy(3) if not complete else not training.step.ended:
-        for key in list(training.outputs):
-            training.give(key)
-        if training.wants_update:
-            training.update()
+        training.serve()
         training.answer(min(training.fleet.waiting))
     training.withdraw()
     spare_ready(training, 3)
@@ -1049,7 +1038,6 @@ def test_hot_spares_forget_a_step_that_is_not_logged(complete: bool) -> None:
     spare_ready(training, 3)
     training.begin(training.step_of(TWO_STAGES, 2))
     training.lose(1)
-    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 
@@ -1068,10 +1056,7 @@ def test_hot_spares_follow_no_more_stages_than_they_may() -> None:
 def completed_without(training: Training, silent: int) -> None:
     """End the step, although one device answers nothing."""
     while not training.step.ended:
-        for key in list(training.outputs):
-            training.give(key)
-        if training.wants_update:
-            training.update()
+        training.serve()
         training.answer(min(d for d in training.fleet.waiting if d != silent))
     training.end()
 
@@ -1120,8 +1105,7 @@ def test_the_device_that_held_a_stage_keeps_it_if_others_have_the_same_state() -
 
 
 def test_a_device_without_a_stage_may_leave_during_a_snapshot() -> None:
-    training = Training(4)
-    completed(training)
+    training = begun(4)
     training.begin_snapshot()
     training.lose(3)
     training.fail(4)
@@ -1131,18 +1115,14 @@ def test_a_device_without_a_stage_may_leave_during_a_snapshot() -> None:
 
 
 def test_a_hot_spare_whose_order_fails_follows_no_more() -> None:
-    training = Training(3)
-    for _ in range(2):
-        completed(training)
+    training = begun(3, steps=2)
     spare = training.fleet.devices[3]
     training.begin(training.step_of(TWO_STAGES, 2))
-    order, run, _ = spare.orders[0]
-    spare.orders[0] = order, run, LOST
-    spare.failed = True
+    break_order(spare)
     training.answer(3)
     assert not spare.orders
     assert not spare.held
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     completed(training)
     assert not spare.held
     fetched(training)
@@ -1150,9 +1130,7 @@ def test_a_hot_spare_whose_order_fails_follows_no_more() -> None:
 
 def test_a_device_that_returns_in_time_continues_with_its_stage() -> None:
     """And meanwhile, no other device gets the stage."""
-    training = Training(2)
-    for _ in range(3):
-        completed(training)
+    training = begun(2, steps=3)
     training.begin(training.step_of(TWO_STAGES, 2))
     training.answer(1)
     training._draw = lambda: 0.0  # the device has all that it was sent
@@ -1161,16 +1139,13 @@ def test_a_device_that_returns_in_time_continues_with_its_stage() -> None:
     assert training.step._stages[0].devices == []
     training.come_back(arrays)
     (back,) = training.step._stages[0].devices
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert back == 4
     fetched(training)
 
 
 def test_a_device_that_returns_late_takes_its_stage_back_from_one_that_restores_it() -> None:
-    training = Training(2)
-    training.resident = replace(training.resident, copies=0)
-    for _ in range(3):
-        completed(training)
+    training = begun(2, steps=3, copies=0)
     training.begin(training.step_of(TWO_STAGES, 2))
     training._draw = lambda: 0.0
     arrays = training.cut(1)
@@ -1179,7 +1154,7 @@ def test_a_device_that_returns_late_takes_its_stage_back_from_one_that_restores_
     assert training.step._stages[0].devices == [3]
     training.come_back(arrays)
     assert training.step._stages[0].devices == [4]
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     assert not states_on(training.fleet.devices[3])
     fetched(training)
 
@@ -1206,10 +1181,7 @@ def test_a_device_that_missed_steps_only_repeats_those() -> None:
 
 
 def test_a_device_with_older_state_takes_a_stage_from_one_that_begins_with_the_snapshot() -> None:
-    training = Training(3)
-    training.resident = replace(training.resident, copies=0)
-    for _ in range(6):
-        completed(training)
+    training = begun(3, steps=6, copies=0)
     training._draw = lambda: 0.0
     arrays = training.cut(1)
     training.give_up()
@@ -1222,7 +1194,7 @@ def test_a_device_with_older_state_takes_a_stage_from_one_that_begins_with_the_s
     back = max(training.fleet.devices)
     assert training.step._stages[0].devices == [back]
     received = len(training.fleet.devices[back].sent)
-    assert isinstance(training.finish(), StepResult)
+    training.complete()
     later = training.fleet.devices[back].sent[received:]
     assert not [value for value in later if str(value).startswith(("w", "m"))]
     assert not states_on(training.fleet.devices[4])
@@ -1230,22 +1202,18 @@ def test_a_device_with_older_state_takes_a_stage_from_one_that_begins_with_the_s
 
 
 def test_a_device_that_joins_while_a_stage_is_restored_follows_at_once() -> None:
-    training = Training(2)
-    for _ in range(3):
-        completed(training)
+    training = begun(2, steps=3)
     training.begin(training.step_of(TWO_STAGES, 2))
     training.join(3)
     training.lose(1)
     assert training.step._stages[0].devices == [3]
     training.join(4)
     assert training.runs._spares.devices == {4}
-    assert isinstance(training.finish(), StepResult)
     fetched(training)
 
 
 def test_a_fetch_is_not_done_before_the_state_has_arrived() -> None:
-    training = Training(2)
-    completed(training)
+    training = begun(2)
     training.begin_fetch()
     assert training.step.tasks() == (0, 2)
     training.finish()

@@ -102,7 +102,6 @@ class BoxPlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
         if residencies and self.random.random() < 0.7:
             chosen = self.random.choice(list(residencies))
             return _plan(gemm, list(chosen.tiles.items()))
@@ -629,7 +628,6 @@ class FixedPlanner(FakePlanner):
     shares: list[tuple[int, int, int]]
 
     def planned(self, gemm: Gemm, devices: Sequence[DeviceRates]) -> Plan:
-        """See `FakePlanner.planned`."""
         if {device for device, _, _ in self.shares} - {rates.device for rates in devices}:
             raise PlanError("a device that is told to do a share is not there")
         n, k = Span(0, gemm.n), Span(0, gemm.k)

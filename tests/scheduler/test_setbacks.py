@@ -340,8 +340,6 @@ class Failing(ComputeThread):
         self.asked = 0
 
     def start(self, order: Order, done: Any) -> None:
-        """See `Computer.start`."""
-
         def failed(order: Order, outcome: Outcome) -> None:
             self.asked += 1
             done(order, "no memory left")

@@ -35,7 +35,6 @@ class Marked(SharedSecretAuth):
         self.own = own
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """See `Authenticator.admit`."""
         identity = int(hello.credential)
         if hello.measure:
             return Admission(measures=identity)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,19 +95,33 @@ def in_time(scenario: Any) -> None:
     asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
 
 
-def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cleave.db")
-    writer = StoreWriter(store, time.time)
+Read = Callable[[], JobHistory]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Iterator[Read]:
+    """Return a function that reads what is known of jobs, as a server does that starts again."""
+    with closing(Store(tmp_path / "cleave.db")) as store:
+        writer = StoreWriter(store, time.time)
+
+        def read() -> JobHistory:
+            writer.flush()
+            return JobHistory(store, writer, time.time)
+
+        yield read
+        writer.close()
+
+
+def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(read: Read) -> None:
     runner, wanted = Runner({"event": "note"}), {"job": {"model": "opt-tiny"}, "name": "night"}
-    jobs = Jobs(None, runner, JobHistory(store, writer, time.time))  # type: ignore[arg-type]
+    jobs = Jobs(None, runner, read())  # type: ignore[arg-type]
     first = jobs.submit({"job": {"model": "opt-tiny"}})
     until(lambda: first.is_running)
     jobs.pause(jobs.submit(wanted).id)
     jobs.submit(wanted)
     with pytest.raises(UsageError, match="job-3, which is queued, already has the name 'night'"):
         jobs.submit(wanted)
-    writer.flush()
-    later = JobHistory(store, writer, time.time)  # as after SIGKILL
+    later = read()  # as after SIGKILL
     assert [job.state for job in later.all()] == ["interrupted", "paused", "interrupted"]
     again = Jobs(None, Runner({"event": "note"}), later)  # type: ignore[arg-type]
     clock = Clock()
@@ -124,8 +139,6 @@ def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_p
     runner.ends.set()
     for each in (jobs, again):
         each.close(0.0)
-    writer.close()
-    store.close()
 
 
 class Trainer(Runner):
@@ -144,16 +157,12 @@ class Trainer(Runner):
 
 
 def test_a_server_continues_what_the_last_one_left_unfinished(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not what an operator stopped, nor a run that another job continues."""
-    store = Store(tmp_path / "cleave.db")
-    writer = StoreWriter(store, time.time)
 
     def begun() -> Jobs:
-        writer.flush()
-        history = JobHistory(store, writer, time.time)
-        return Jobs(None, Trainer({}), history)  # type: ignore[arg-type]
+        return Jobs(None, Trainer({}), read())  # type: ignore[arg-type]
 
     wanted = {"job": {"model": "opt-tiny"}}
     jobs = begun()
@@ -192,16 +201,11 @@ def test_a_server_continues_what_the_last_one_left_unfinished(
     assert [job.id for job in last.all()] == ["job-4", "job-3"]
     assert last.earlier()[1].reason == "job-4 resumed its run"
     last.close(PATIENCE_S)
-    writer.close()
-    store.close()
 
 
 def test_a_job_that_resumes_a_run_and_has_not_begun_says_where_it_continues(
-    tmp_path: Path,
+    history: JobHistory,
 ) -> None:
-    store = Store(tmp_path / "cleave.db")
-    writer = StoreWriter(store, time.time)
-    history = JobHistory(store, writer, time.time)
     jobs = Jobs(None, Trainer({}), history)  # type: ignore[arg-type]
     wanted = {"job": {"model": "opt-tiny"}}
     running = jobs.submit(wanted)
@@ -217,8 +221,6 @@ def test_a_job_that_resumes_a_run_and_has_not_begun_says_where_it_continues(
     history.reported(2, {"event": "start", "step": 3, "run_folder": Trainer.folder})
     assert history.all()[1].steps == 3
     jobs.close(PATIENCE_S)
-    writer.close()
-    store.close()
 
 
 def test_who_submits_is_told_what_the_job_waits_for(jobs: Jobs) -> None:

@@ -9,24 +9,20 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from cleave.arrays import DType, empty
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
 from cleave.gemm import Gemm
-from cleave.planner.plan import ElementBytes
 from cleave.planner.stages.model import PlannedStage
-from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import Feature, Op, Reply, Role
+from cleave.protocol.messages import Feature, Reply
 from cleave.scheduler.counters import BytesByKind, FleetCounters, StepProgress, Traffic
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.sessions.session import EventKind
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.state import HolderView, StageView, StepView
-from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import (
@@ -48,20 +44,15 @@ from cleave.server.jobs.energy import EnergyMeter
 from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
+from tests.scheduler import test_admission
 from tests.scheduler.stage_devices import step_work
+from tests.scheduler.test_admission import submit
 from tests.server.clocks import Clock
 
-HELLO = messages.Hello(
-    Role.DEVICE,
-    name="phone",
-    ops=(Op.MATMUL.value,),
-    dtypes=("fp32",),
-    memory_bytes=10**9,
-    flops_per_s=1e10,
-    downlink_bytes_per_s=1e7,
-    uplink_bytes_per_s=5e6,
-    latency_s=0.01,
-)
+HELLO = dataclasses.replace(
+    test_admission.HELLO, name="phone", dtypes=("fp32",), memory_bytes=10**9, flops_per_s=1e10,
+    downlink_bytes_per_s=1e7, uplink_bytes_per_s=5e6, latency_s=0.01,
+)  # fmt: skip
 POWERED = "raspberry-pi-5"
 
 
@@ -90,19 +81,7 @@ class Fleet:
         self.manager.received(id, hello, self._clock())
 
     def submit(self, gemm: Gemm) -> list[ForRuntime]:
-        element = ElementBytes(4, 4, 4)
-        job = GemmJob(
-            7,
-            gemm,
-            MatrixRef(1, False),
-            MatrixRef(2, False),
-            element,
-            "fp32",
-            "fp32",
-            TilePlanner(),
-        )
-        a, b = (empty(*shape, DType.FP32) for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
-        return self.manager.submit(job, a, b, self._clock())
+        return submit(self.manager, gemm, 7, self._clock())
 
     def answer(self, order: Send, run: messages.Run) -> None:
         """A device sends the right block, which is put in its place."""

@@ -44,7 +44,6 @@ def nightly(*values: object) -> Any:
 
 
 def trained(job: JobSpec, run: RunFolder, fleet: Fleet | None = None, **how: Any) -> list[Record]:
-    """Train a job and return its records."""
     seen: list[Record] = []
     train(job, run, TrainContext(fleet, seen.append), **how)
     return seen
@@ -65,7 +64,6 @@ def losses_on_one_device(job: JobSpec, run: RunFolder) -> list[float]:
 
 
 def steps_of(seen: Sequence[Record]) -> list[StepRecord]:
-    """Return the records of steps."""
     return [record for record in seen if isinstance(record, StepRecord)]
 
 

@@ -37,7 +37,6 @@ class Counting(NumpyBackend):
         self.products = 0
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `MatmulBackend.matmul`."""
         self.products += 1
         super().matmul(a, b, out, accumulate=accumulate)
 
@@ -284,7 +283,6 @@ class Snapshots(OrderedBackend, NumpyBackend):
         self._seen = 0
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `MatmulBackend.matmul`."""
         if self._seen in self._at:
             self._copy(self._seen)
         self._seen += 1

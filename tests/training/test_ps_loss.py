@@ -22,18 +22,15 @@ from emulator.virtual import emulated
 from tests.graphs.models import (
     WIDTH,
     graphs_of,
-    plain_gradients,
     small_model,
-    trained,
     with_lora,
 )
 from tests.machine.swiftshader import environment
 from tests.training.runs import nightly
 from tests.training.test_staged import (
-    assert_close,
+    assert_same_gradients,
+    assert_steps_lose_as_plain,
     batches,
-    gradients_of,
-    rows,
     staged,
     twice,
 )
@@ -74,12 +71,8 @@ class Failing(TorchSession):
     ],
 )
 def test_steps_lose_as_plain_pytorch_does(family: str, dtype: DType, most: float) -> None:
-    model, plain = twice(small_model(family))
-    with emulated(3, seed=1) as fleet:
-        found = staged(model, fleet, dtype=dtype, loss=False, loss_on=IN_TORCH)
-        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
-    assert mine == pytest.approx(expected, rel=most)
+    how: Any = {"dtype": dtype, "loss": False, "loss_on": IN_TORCH}
+    assert_steps_lose_as_plain(small_model(family), 3, most, **how)
 
 
 def on_failing(model: Any, fleet: Any, notes: list[str]) -> Any:
@@ -100,10 +93,7 @@ def test_a_full_accelerator_costs_no_exactness(runs: int) -> None:
     notes: list[str] = []
     Failing.left = runs
     with emulated(3, seed=1) as fleet:
-        found = on_failing(model, fleet, notes)
-        (ids,) = batches(1)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(on_failing(model, fleet, notes), plain, batches(1)[0])
     reason = "out of memory" if runs < 0 else "the graph cannot be run: out of memory"
     assert notes[1:] == [f"from now on, the CPU computes the loss: {reason}"]
 
@@ -129,9 +119,7 @@ def test_a_step_whose_gradients_are_lost_is_repeated(
         for (ids,) in [batches(1)] * 2:
             model.zero_grad()
             plain.zero_grad()
-            expected = plain_gradients(plain, ids)
-            assert found.gradients(rows(ids)) == pytest.approx(expected, rel=1e-6)
-            assert_close(model, plain, 3e-6)
+            assert_same_gradients(found, plain, ids)
     said = [each for each in notes if each.endswith("lost: no such device")]
     assert len(said) == 1
 

@@ -20,7 +20,14 @@ from cleave.planner.stages.search import plan_stages
 from cleave.training.stages.stage_work import ModelWork
 from tests.graphs.models import graphs_of, plain_gradients, small_model, trained, with_lora
 from tests.training.runs import nightly
-from tests.training.test_staged import assert_close, batches, gradients_of, rows, staged
+from tests.training.test_staged import (
+    assert_close,
+    assert_same_gradients,
+    assert_steps_lose_as_plain,
+    batches,
+    rows,
+    staged,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -40,11 +47,9 @@ def with_hooks(model: Any, refused: set[int]) -> nn.Module:
 def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
     plain = small_model("llama", num_hidden_layers=LAYERS)
     model = with_hooks(copy.deepcopy(plain), refused)
-    (ids,) = batches(1)
     with cleave.emulated(5, seed=1) as fleet:
         found = staged(model, fleet, planner=plan_stages)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(found, plain, batches(1)[0])
         assert found.plan is not None
         assert found.plan.stages[-1].stop == LAYERS - len(refused)
 
@@ -66,8 +71,7 @@ def test_layers_in_parts_are_counted_as_such() -> None:
 
     with cleave.emulated(5, seed=1) as fleet:
         found = staged(model, fleet, planner=planner, in_parts=in_parts)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(found, plain, ids)
         assert found.passes.runs == {2: [1], 4: [3]}
 
 
@@ -79,11 +83,7 @@ def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float)
     plain: Any = small_model("llama", num_hidden_layers=LAYERS)
     plain = with_lora(plain) if lora else plain
     model = with_hooks(copy.deepcopy(plain), {0, 2})
-    with cleave.emulated(5, seed=1) as fleet:
-        found = staged(model, fleet, dtype=dtype, planner=plan_stages)
-        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
-    assert mine == pytest.approx(expected, rel=most)
+    assert_steps_lose_as_plain(model, 5, most, plain=plain, dtype=dtype, planner=plan_stages)
 
 
 @pytest.mark.nightly  # makes graphs of a bf16 model

@@ -46,10 +46,13 @@ MOST = {DType.FP32: 1e-5, DType.BF16: 2e-2}
 
 
 class Run:
-    """A model whose layers' state is on devices.
+    """A model whose layers' state is on devices, and what it is compared with.
 
     Args:
         clip: 0 for no clipping.
+
+    Attributes:
+        losses: the losses of all completed steps.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class Run:
         head: bool = False,
         **settings: Any,
     ) -> None:
-        self.model = model
+        self.model, self.losses = model, list[float]()
+        self._plain, self._given = copy.deepcopy(model), list[Tensor]()
+        self._how, self._dtype = (rule, clip), dtype
         kept = {key: settings.pop(key) for key in ("log", "files", "stored") if key in settings}
         planner = settings.pop("resident_planner", EvenStages(loss=head))
         self.optimizer = Optimizer(model, rule, clip=clip, in_backward=False)
@@ -74,7 +79,31 @@ class Run:
     def step(self, ids: Tensor) -> float:
         loss = self.optimizer.step_whole(RATE, lambda: self.staged.gradients(rows(ids)))
         assert isinstance(loss, float)
+        self.losses.append(loss)
+        self._given.append(ids)
         return loss
+
+    @property
+    def runtime(self) -> VirtualRuntime:
+        assert isinstance(self.staged.runtime, VirtualRuntime)
+        return self.staged.runtime
+
+    @property
+    def state(self) -> ResidentState:
+        assert self.staged.resident is not None
+        return self.staged.resident
+
+    def sync(self) -> None:
+        """Fetch the state from the devices, and check the scheduler."""
+        self.staged.sync()
+        check_state(self.runtime.manager)
+
+    def check(self, within: float = 1e-5, weights_within: float = 1e-3) -> None:
+        """Check that losses and weights are those of plain PyTorch."""
+        expected = plain_losses(self._plain, self._given, *self._how)
+        assert self.losses == pytest.approx(expected, rel=max(within, MOST[self._dtype]))
+        if self._dtype is DType.FP32:
+            same_weights(self.model, self._plain, weights_within)
 
 
 def plain_losses(
@@ -130,16 +159,13 @@ def test_steps_lose_as_plain_pytorch_does(
     family: str, dtype: DType, rule: UpdateRule, clip: float, *, head: bool
 ) -> None:
     """Also if a device has the LM head; with OPT and GPT-2, this device also embeds tokens."""
-    model = small_model(family)
-    plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
-        run = Run(model, fleet, rule, clip, dtype, head=head)
+        run = Run(small_model(family), fleet, rule, clip, dtype, head=head)
         assert run.staged.work.is_tied == (family in ("opt", "gpt2"))
-        mine = [run.step(ids) for ids in given]
-        run.staged.sync()
-    assert mine == pytest.approx(plain_losses(plain, given, rule, clip), rel=MOST[dtype])
-    if dtype is DType.FP32:
-        same_weights(model, plain, 1e-3)
+        for ids in batches(STEPS):
+            run.step(ids)
+        run.sync()
+    run.check()
 
 
 @pytest.mark.parametrize("head", [False, True])
@@ -161,23 +187,19 @@ def test_neither_weights_nor_gradients_travel(*, head: bool) -> None:
 @pytest.mark.parametrize(("family", "sends"), [("opt", False), ("llama", True)])
 def test_a_device_with_everything_gets_nothing_but_tokens(family: str, sends: bool) -> None:
     """Without a tied head, the server still embeds tokens, and needs the gradient for that."""
-    model = small_model(family)
-    plain, given = copy.deepcopy(model), batches(3)
     with emulated(1, seed=1) as fleet:
-        run = Run(model, fleet, head=True)
-        mine, sent = [], []
-        for ids in given:
+        run = Run(small_model(family), fleet, head=True)
+        sent = []
+        for ids in batches(3):
             before = fleet.counters().traffic
-            mine.append(run.step(ids))
+            run.step(ids)
             traffic = fleet.counters().traffic
             sent.append(traffic.up.activations - before.up.activations)
-        run.staged.sync()
-    width = run.staged.work.graphs.calls[0].x.shape[-1]
-    activations = 4 * given[0].numel() * width
+        run.sync()
+    activations = 4 * ids.numel() * run.staged.work.graphs.calls[0].x.shape[-1]
     assert (max(sent) > activations) == sends
     assert (max(sent) < activations / 10) == (not sends)
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+    run.check()
 
 
 def held_out(given: Sequence[Tensor], number: int) -> Tensor:
@@ -233,8 +255,7 @@ def test_departures_are_counted_with_and_without_a_stage() -> None:
     with emulated(4, seed=1) as fleet:
         run = Run(small_model("opt"), fleet)
         run.step(batches(1)[0])
-        state = run.staged.resident
-        assert state is not None
+        state = run.state
         stages, began_s = state._stages, state._began_s
         present = {*fleet.runtime.stage_devices()}
         both = state.between_losses_s(began_s + 600, present)
@@ -274,29 +295,23 @@ def losing(runtime: VirtualRuntime, after: int, away_s: float | None = None) -> 
 )
 def test_snapshots_are_taken_while_devices_work_on(after: int, *, head: bool) -> None:
     """The log then holds only the steps after the snapshot, also if devices are lost."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(12)
+    given = batches(12)
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, head=head)
-        state = run.staged.resident
-        assert state is not None
+        run = Run(small_model("opt"), fleet, head=head)
         run.staged.plans.protection = lambda *_: Protection(2, 9)  # type: ignore[method-assign]
         if after:
-            losing(fleet.runtime, after)
-        mine, logged = [], []
+            losing(run.runtime, after)
+        logged = []
         for ids in given:
-            mine.append(run.step(ids))
-            logged.append(len(state.log.steps))
-        run.staged.sync()
-        check_state(fleet.runtime.manager)
+            run.step(ids)
+            logged.append(len(run.state.log.steps))
+        run.sync()
     if not after:
         assert max(logged) < len(given) - 1
     assert run.optimizer.on_devices is not None
     updates = {run.optimizer.hand_over(name)[0] for name in run.optimizer.on_devices.names}
     assert updates == {len(given)}
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
-    same_weights(model, plain, 1e-2)
+    run.check(1e-4, 1e-2)
 
 
 @pytest.mark.slow
@@ -306,25 +321,18 @@ def test_snapshots_are_taken_while_devices_work_on(after: int, *, head: bool) ->
 )
 def test_lost_devices_change_nothing(after: int, tmp_path: Path, *, head: bool) -> None:
     """Whatever a device is doing: passes, squares, updates, returning state, or restoring."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, head=bool(head), log=tmp_path)
-        lost = losing(fleet.runtime, after)
-        mine = []
-        for number, ids in enumerate(given):
-            mine.append(run.step(ids))
+        run = Run(small_model("opt"), fleet, head=bool(head), log=tmp_path)
+        lost = losing(run.runtime, after)
+        for number, ids in enumerate(batches(STEPS)):
+            run.step(ids)
             if number == 2:
-                run.staged.sync()
-        assert run.staged.resident is not None
-        assert run.staged.resident.log.nbytes > 0
-        run.staged.sync()
-        assert run.staged.resident.log.nbytes == 0
+                run.sync()
+        assert run.state.log.nbytes > 0
+        run.sync()
+        assert run.state.log.nbytes == 0
         assert lost() == LOSSES
-        check_state(fleet.runtime.manager)
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
-    same_weights(model, plain, 1e-2)
+    run.check(1e-4, 1e-2)
 
 
 @pytest.mark.slow
@@ -336,31 +344,25 @@ def test_devices_that_return_with_their_state_change_nothing(
     after: int, away_s: float, *, head: bool
 ) -> None:
     """Whatever they were doing when their connection was cut."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(STEPS)
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, head=head)
-        lost = losing(fleet.runtime, after, away_s)
-        mine = [run.step(ids) for ids in given]
-        run.staged.sync()
+        run = Run(small_model("opt"), fleet, head=head)
+        lost = losing(run.runtime, after, away_s)
+        for ids in batches(STEPS):
+            run.step(ids)
+        run.sync()
         assert lost() > 0
-        check_state(fleet.runtime.manager)
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-4)
-    same_weights(model, plain, 1e-2)
+    run.check(1e-4, 1e-2)
 
 
 @pytest.mark.slow
 def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
     with emulated(3, seed=1) as fleet:
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
-        run, given = Run(small_model("opt"), fleet), batches(4)
-        run.step(given[0])
+        run, (first, *later) = Run(small_model("opt"), fleet), batches(4)
+        run.step(first)
         before = fleet.counters().traffic.down.weights
-        for number, ids in enumerate(given[1:]):
-            holders = sorted(runtime.manager.stages.in_use)
-            runtime.lose(holders[number % len(holders)], in_s=0.01, away_s=5.0)
+        for number, ids in enumerate(later):
+            holders = sorted(run.runtime.manager.stages.in_use)
+            run.runtime.lose(holders[number % len(holders)], in_s=0.01, away_s=5.0)
             run.step(ids)
         assert fleet.counters().traffic.down.weights == before
 
@@ -369,28 +371,22 @@ def test_state_on_a_device_that_returns_in_time_is_not_sent_again() -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_device_that_says_that_it_leaves_returns_its_state_first(busy: bool) -> None:
     """Then no step is repeated. The device is dismissed, and the others go on."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(5)
     with emulated(2, seed=1) as fleet:
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
-        run = Run(model, fleet)
-        mine = [run.step(ids) for ids in given[:2]]
-        leaving = min(runtime.manager.stages.in_use)
-        runtime._drain(leaving)  # the message arrives in the next step, or before it
-        if not busy:
-            runtime.wait_until(lambda: runtime.state_leaves)
-        mine += [run.step(ids) for ids in given[2:4]]
-        assert leaving not in runtime.manager.sessions
-        runtime.join(paper_fleet(1)[0])
-        mine.append(run.step(given[4]))
-        run.staged.sync()
-        state = run.staged.resident
-        assert state is not None
-        assert state.losses == 0
-        check_state(runtime.manager)
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+        run = Run(small_model("opt"), fleet)
+        runtime = run.runtime
+        for number, ids in enumerate(batches(5)):
+            if number == 2:
+                leaving = min(runtime.manager.stages.in_use)
+                runtime._drain(leaving)  # the message arrives in the next step, or before it
+                if not busy:
+                    runtime.wait_until(lambda: runtime.state_leaves)
+            elif number == 4:
+                assert leaving not in runtime.manager.sessions
+                runtime.join(paper_fleet(1)[0])
+            run.step(ids)
+        run.sync()
+        assert run.state.losses == 0
+    run.check()
 
 
 @pytest.mark.slow
@@ -517,14 +513,12 @@ def test_the_plan_of_logged_steps_stays_and_its_forecast_follows(
 
 def test_state_moves_to_the_devices_of_a_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    model = small_model("opt")
-    plain = copy.deepcopy(model)
     with emulated(3, seed=1) as fleet:
         monkeypatch.setattr(fleet.runtime, "clock", "wall", raising=False)
-        run = Run(model, fleet, note=notes.append, resident_planner=plan_resident)
-        losses, slow = [], 0
+        run = Run(small_model("opt"), fleet, note=notes.append, resident_planner=plan_resident)
+        slow = 0
         for number, ids in enumerate(batches(5)):
-            losses.append(run.step(ids))
+            run.step(ids)
             assert run.staged.plan is not None
             devices = run.staged.plan.devices
             slow = slow or min(devices)
@@ -535,7 +529,8 @@ def test_state_moves_to_the_devices_of_a_better_plan(monkeypatch: pytest.MonkeyP
                 rates[slow] = replace(rates[slow], flops_per_s=flops_per_s)
             monkeypatch.setattr(fleet.runtime, "stage_devices", lambda rates=rates: rates)
             run.staged.learn(1000.0, 0.5)
-    assert losses == pytest.approx(plain_losses(plain, batches(5)), rel=1e-5)
+        run.sync()
+    run.check()
     assert len([note for note in notes if "planned again" in note]) == 1
 
 
@@ -543,22 +538,20 @@ def test_state_moves_to_the_devices_of_a_better_plan(monkeypatch: pytest.MonkeyP
 def test_the_snapshot_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server then needs memory for neither weights nor optimizer state of the layers."""
     monkeypatch.setattr(state_files, "LEAST_BYTES", 1)
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(4)
+    files = StateFiles(tmp_path, Patience(print, lambda: False, print))
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, files=StateFiles(tmp_path, Patience(print, lambda: False, print)))
-        lost = losing(fleet.runtime, 150)
-        mine = [run.step(ids) for ids in given]
-        run.staged.sync()
+        run = Run(small_model("opt"), fleet, files=files)
+        lost = losing(run.runtime, 150)
+        for ids in batches(4):
+            run.step(ids)
+        run.sync()
         assert lost() > 0
     names = run.optimizer.on_devices
     assert names is not None
     for name in names.names:
         assert is_mapped(run.optimizer.parameters[name].data), name
         assert all(map(is_mapped, run.optimizer.hand_over(name)[1])), name
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+    run.check()
 
 
 @pytest.mark.slow
@@ -607,72 +600,55 @@ def test_a_full_disk_keeps_the_log_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And a device that is lost later is rebuilt from there."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(4)
 
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(step_log, "mapped_copy", full)
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet, log=tmp_path, note=print)
-        lost = losing(fleet.runtime, 150)
-        mine = [run.step(ids) for ids in given]
-        run.staged.sync()
+        run = Run(small_model("opt"), fleet, log=tmp_path, note=print)
+        lost = losing(run.runtime, 150)
+        for ids in batches(4):
+            run.step(ids)
+        run.sync()
         assert lost() > 0
     assert "no space left" in capsys.readouterr().out
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+    run.check()
 
 
 @pytest.mark.slow
 def test_a_step_that_ends_before_it_is_logged_is_undone() -> None:
     """Devices did the updates, but the log lacks them."""
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(4)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with emulated(3, seed=1) as fleet:
-        run = Run(model, fleet)
-        assert run.staged.resident is not None
-        mine = [run.step(given[0])]
-        for ids in given[1:]:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(run.staged.resident.log, "add", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    run.step(ids)
-            mine.append(run.step(ids))
-        run.staged.sync()
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+        run, (first, *later) = Run(small_model("opt"), fleet), batches(4)
+        run.step(first)
+        for ids in later:
+            interrupting = mock.patch.object(run.state.log, "add", side_effect=KeyboardInterrupt)
+            with interrupting, pytest.raises(KeyboardInterrupt):
+                run.step(ids)
+            run.step(ids)
+        run.sync()
+    run.check()
 
 
 def test_a_step_whose_update_is_refused_leaves_the_state_as_it_was() -> None:
-    model = small_model("opt")
-    plain, given = copy.deepcopy(model), batches(3)
 
     def diverged(run: Run, ids: Tensor) -> float:
         run.staged.gradients(rows(ids))
         return math.nan
 
     with emulated(3, seed=1) as fleet:
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        run = Run(model, fleet)
-        mine = [run.step(given[0])]
+        run, (first, second, third) = Run(small_model("opt"), fleet), batches(3)
+        run.step(first)
         with pytest.raises(DivergedError):
-            run.optimizer.step_whole(RATE, lambda: diverged(run, given[2]))
-        run.staged.sync()
-        mine.append(run.step(given[1]))
+            run.optimizer.step_whole(RATE, lambda: diverged(run, third))
+        run.sync()
+        run.step(second)
         with pytest.raises(DivergedError):
-            run.optimizer.step_whole(RATE, lambda: diverged(run, given[1]))
-        mine.append(run.step(given[2]))
-        run.staged.sync()
-        check_state(fleet.runtime.manager)
-    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
-    same_weights(model, plain, 1e-3)
+            run.optimizer.step_whole(RATE, lambda: diverged(run, second))
+        run.step(third)
+        run.sync()
+    run.check()
 
 
 def test_a_snapshot_that_is_a_copy_of_the_weights_is_refused() -> None:

@@ -24,7 +24,7 @@ from cleave.training.loop.checkpoint import (
 )
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.job import JobSpec, MemoryMode
-from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.records import Record
 from cleave.training.loop.resident_files import ResidentFiles, load_resident
 from cleave.training.loop.run_folder import (
     BEST,
@@ -46,7 +46,7 @@ from cleave.training.stages.step_log import LogFolder
 from cleave.workload.build import load_folder
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
-from tests.training.runs import losses, nightly, save_model
+from tests.training.runs import losses, nightly, save_model, steps_of
 
 STEPS = 9
 
@@ -167,7 +167,7 @@ def test_no_step_is_lost_or_repeated(
     reached = resumable_step(folder.path) or 0
     seen = [] if any("steps" in each for each in folder.records()) else run(job, folder)
     assert max(held_steps(folder.path / CHECKPOINTS)) == STEPS
-    again = [record.step for record in seen if isinstance(record, StepRecord)]
+    again = [record.step for record in steps_of(seen)]
     assert recorded(folder, "step") == [*range(1, STEPS + 1)]
     assert recorded(folder, "eval") == [4, 8, 9]
     assert again == [*range((again or [STEPS + 1])[0], STEPS + 1)]
@@ -200,7 +200,7 @@ def test_the_log_is_used_only_if_the_run_goes_on_as_before(
     assert base < 6
     seen = run(job, folder)
     plain = replace(job, method="local", state="server")
-    again = [record.step for record in seen if isinstance(record, StepRecord)]
+    again = [record.step for record in steps_of(seen)]
     assert again[0] == (base + 1 if change.get("state") == "server" else 6)
     found = [r["loss"] for r in folder.records() if r.get("event") == "step"]
     assert found == pytest.approx(losses(plain, RunFolder(tmp_path / "plain")), rel=1e-5)
@@ -214,7 +214,7 @@ def test_another_learning_rate_ends_the_log(tmp_path: Path, corpus_file: Path) -
     killed(first, folder, 6)
     base = max(held_steps(folder.path / LAYERS))
     seen = run(replace(first, steps=STEPS + 2, warmup_steps=2), folder)
-    assert next(record.step for record in seen if isinstance(record, StepRecord)) == base + 1
+    assert steps_of(seen)[0].step == base + 1
 
 
 def test_without_checkpoints_nothing_is_kept(tmp_path: Path, corpus_file: Path) -> None:
@@ -251,7 +251,7 @@ def test_checkpoints_after_a_time_are_made_of_snapshots_while_devices_work(
         for name, tensor in mine.tensors.items():
             torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-3, atol=5e-5)
     shutil.rmtree(folder.path / RESIDENT)
-    again = [record.step for record in run(job, folder) if isinstance(record, StepRecord)]
+    again = [record.step for record in steps_of(run(job, folder))]
     assert again == [*range(max(found) + 1, STEPS + 1)]
     assert [r["loss"] for r in folder.records() if r.get("event") == "step"] == pytest.approx(
         wanted, rel=1e-5
@@ -354,7 +354,7 @@ def test_the_log_is_not_used_with_other_frozen_weights(tmp_path: Path, corpus_fi
     other.save_pretrained(made)
     (made / "config.json").write_bytes(config)
     seen = run(job, folder, accept_changes=True)
-    assert next(record.step for record in seen if isinstance(record, StepRecord)) == base + 1
+    assert steps_of(seen)[0].step == base + 1
 
 
 @pytest.mark.parametrize("why", ["little memory", "--state-dir"])

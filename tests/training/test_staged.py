@@ -35,8 +35,9 @@ from cleave.training.loop.job import OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
 from cleave.training.stages.stage_work import ModelWork
 from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
-from emulator.virtual import VirtualRuntime, emulated
+from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
+from tests.emulator.fleets import virtual
 from tests.graphs.models import (
     TOKENS,
     WIDTH,
@@ -169,6 +170,31 @@ def assert_close(model: nn.Module, plain: nn.Module, most: float) -> None:
             assert float((mine.grad - expected.grad).abs().max()) < most * largest, name
 
 
+def assert_same_gradients(found: StagedModel, plain: nn.Module, ids: Tensor) -> None:
+    """The loss and all gradients of a batch are those of plain PyTorch."""
+    loss = found.gradients(rows(ids))
+    assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+    assert_close(found.work.model, plain, 3e-6)
+
+
+def assert_steps_lose_as_plain(
+    model: nn.Module,
+    devices: int,
+    most: float,
+    *,
+    plain: nn.Module | None = None,
+    count: int = 4,
+    clip: float | None = 1.0,
+    **how: Any,
+) -> None:
+    """Train by stages and with plain PyTorch, a copy unless another model is given."""
+    plain = plain or copy.deepcopy(model)
+    with emulated(devices, seed=1) as fleet:
+        mine = trained(model, gradients_of(staged(model, fleet, **how)), batches(count), clip=clip)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
+    assert mine == pytest.approx(expected, rel=most)
+
+
 @pytest.mark.parametrize(
     ("family", "loss", "kept"),
     [
@@ -186,10 +212,7 @@ def test_gradients_are_those_of_plain_pytorch(family: str, loss: str, kept: Kept
     even = EvenStages(loss=loss == "on a device", kept=kept)
     planner = SlicedLoss(2, kept) if loss == "in slices" else even
     with emulated(5, seed=1) as fleet:
-        found = staged(model, fleet, planner=planner)
-        (ids,) = batches(1)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(staged(model, fleet, planner=planner), plain, batches(1)[0])
 
 
 @pytest.mark.nightly
@@ -205,9 +228,7 @@ def test_a_vocabulary_may_be_smaller_than_the_width(slices: int, *, tied: bool) 
     ids = batches(1)[0] % 9
     with emulated(5, seed=1) as fleet:
         planner = SlicedLoss(slices, KEPT) if slices else None
-        found = staged(model, fleet, planner=planner)
-        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
-        assert_close(model, plain, 3e-6)
+        assert_same_gradients(staged(model, fleet, planner=planner), plain, ids)
 
 
 @pytest.mark.nightly
@@ -247,15 +268,11 @@ def test_steps_lose_as_plain_pytorch_does(
     clip: float | None,
     most: float,
 ) -> None:
-    model, plain = twice(
-        with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
+    model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
+    devices, count = (5, 4) if planner else (3, 6)
+    assert_steps_lose_as_plain(
+        model, devices, most, count=count, clip=clip, dtype=dtype, planner=planner
     )
-    count = 4 if planner else 6
-    with emulated(5 if planner else 3, seed=1) as fleet:
-        found = staged(model, fleet, dtype=dtype, planner=planner)
-        mine = trained(model, gradients_of(found), batches(count), clip=clip)
-    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(count), clip=clip)
-    assert mine == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.nightly
@@ -285,10 +302,7 @@ def test_adapters_alone_travel_after_the_first_step() -> None:
             before = fleet.counters()
             model.zero_grad()
             plain.zero_grad()
-            assert found.gradients(rows(ids)) == pytest.approx(
-                plain_gradients(plain, ids), rel=1e-6
-            )
-            assert_close(model, plain, 3e-6)
+            assert_same_gradients(found, plain, ids)
             sent.append(fleet.counters().downlink_bytes - before.downlink_bytes)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) * 4
     activations = 3 * ROWS * TOKENS * 32 * 4
@@ -373,8 +387,7 @@ def test_steps_that_the_caller_computes_change_weights_that_were_sent_early(
 def test_lost_devices_cost_their_share_and_no_exactness(sliced: bool) -> None:
     model, plain = twice(small_model("opt"))
     fleet = emulated(8, seed=1)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     planner = SlicedLoss(2, KEPT) if sliced else None
     notes: list[str] = []
     found = staged(model, fleet, planner=planner, note=notes.append)
@@ -469,8 +482,7 @@ def test_without_devices_it_waits_until_training_is_to_stop() -> None:
     model = small_model("opt")
     notes: list[str] = []
     fleet = emulated(1, seed=1)
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     (ids,) = batches(1)
     stops = iter([False, False, True])
     told: list[FleetPresence] = []
@@ -529,8 +541,7 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
     model = small_model("opt")
     notes: list[str] = []
     with emulated(2, seed=1) as fleet:
-        runtime = fleet.runtime
-        assert isinstance(runtime, VirtualRuntime)
+        runtime = virtual(fleet)
         found = staged(model, fleet, local_after_s=2.0, note=notes.append)
         (ids,) = batches(1)
         found.gradients(rows(ids))
@@ -563,8 +574,7 @@ def test_tiles_and_stages_share_a_devices_memory() -> None:
             fleet.submit(Side(operand), Side(operand), out).result()
             assert float(out.array[0, 0]) == 1000
             found.gradients(rows(ids))
-            assert isinstance(fleet.runtime, VirtualRuntime)
-            manager = fleet.runtime.manager
+            manager = virtual(fleet).manager
             check_state(manager)
             for session in manager.sessions.values():
                 held = manager.stages.occupied_bytes(session.id)

@@ -16,6 +16,7 @@ import cleave
 from cleave.errors import UsageError
 from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
+from tests.emulator.fleets import virtual
 from tests.examples import thorough
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
@@ -87,8 +88,7 @@ def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
 
 def losing(fleet: cleave.Fleet) -> VirtualRuntime:
     """Take all of a fleet's devices away."""
-    runtime = fleet.runtime
-    assert isinstance(runtime, VirtualRuntime)
+    runtime = virtual(fleet)
     for device in list(runtime.devices):
         runtime.lose(device)
     return runtime

@@ -22,13 +22,14 @@ from cleave.training.loop.disk import Patience
 from cleave.training.loop.inputs import prepare
 from cleave.training.loop.job import JobSpec, OptimizerKind
 from cleave.training.loop.optimizer import Optimizer, UpdateRule
-from cleave.training.loop.records import DiskRecord, Record, StepRecord
+from cleave.training.loop.records import DiskRecord, Record
 from cleave.training.loop.run_folder import RunFolder
 from cleave.training.loop.start import train
 from cleave.training.loop.state_files import StateFiles, check_folder, is_mapped
 from cleave.workload.build import ModelSource, build_model, load_model
 from cleave.workload.registry import find_model
 from tests.disks import small_disk
+from tests.training.runs import losses_of
 from tests.training.test_optimizer import Small, backward
 
 RULE = UpdateRule(weight_decay=0.1)
@@ -131,15 +132,13 @@ def test_a_run_waits_for_space_and_has_the_usual_losses(
         folder = RunFolder.create(tmp_path, "run")
         train(mapped, folder, TrainContext(None, seen.append, sleep=sleep))
         assert list(disk.path.iterdir()) == []
-    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
-    assert losses == plain_losses(job)
+    assert losses_of(seen) == plain_losses(job)
     told = [record for record in seen if isinstance(record, DiskRecord)]
     assert [record.state for record in told] == ["full", "free"]
     assert str(disk.path) in told[0].text
     more = replace(job, steps=3, state_dir=str(tmp_path / "other"))  # which may change
     train(more, folder, TrainContext(None, seen.append), resume=True)
-    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
-    assert losses == plain_losses(replace(job, steps=3))
+    assert losses_of(seen) == plain_losses(replace(job, steps=3))
 
 
 @pytest.mark.parametrize("widths", [None, [torch.float32], [torch.float16], [torch.bfloat16],

@@ -13,12 +13,12 @@ from cleave.planner.tiles.planner import TilePlanner
 from cleave.training.loop.context import TrainContext
 from cleave.training.loop.inputs import Dataset, prepare
 from cleave.training.loop.job import Interval, JobSpec
-from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
+from cleave.training.loop.records import DoneRecord, Record
 from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.loop.start import train
-from emulator.virtual import VirtualRuntime
+from tests.emulator.fleets import virtual
 from tests.examples import thorough
-from tests.training.runs import nightly, trained
+from tests.training.runs import nightly, notes_of, steps_of, trained
 
 STEPS = 3
 
@@ -63,13 +63,12 @@ def run(
         context = TrainContext(fleet, seen.append, impatient.stop, impatient.clock)
         train(job, RunFolder(folder), context, resume=resume, dataset=dataset)
         assert not fleet._under_way
-        assert isinstance(fleet.runtime, VirtualRuntime)
-        assert fleet.runtime.manager.scheduler.idle
+        assert virtual(fleet).manager.scheduler.idle
     return seen, impatient.asked
 
 
 def losses(seen: list[Record]) -> dict[int, float]:
-    return {record.step: record.loss for record in seen if isinstance(record, StepRecord)}
+    return {record.step: record.loss for record in steps_of(seen)}
 
 
 @pytest.mark.slow
@@ -185,8 +184,9 @@ def written(job: JobSpec, folder: Path, clock: Callable[[], float]) -> list[str]
     """The checkpoints that a run wrote, by their notes."""
     seen: list[Record] = []
     train(job, RunFolder(folder), TrainContext(None, seen.append, clock=clock))
-    notes = [record.text for record in seen if isinstance(record, NoteRecord)]
-    return [note[-6:] for note in notes if note.startswith("checkpoint written")]
+    return [
+        note[-6:] for note in notes_of(seen).splitlines() if note.startswith("checkpoint written")
+    ]
 
 
 def test_the_interval_is_a_time(corpus_file: Path, tmp_path: Path) -> None:

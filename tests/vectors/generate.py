@@ -123,39 +123,22 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("hello-measure", "wants no work", replace(device, measure=True)),
         ("hello-code", "a join code in reserve", replace(device, join_code="7KQ4-MWX2-PDH9")),
         ("hello-kind", "a page that runs on a tablet", replace(device, profile="", kind="tablet")),
-        (
-            "hello-graphs",
-            "a device that runs graphs",
-            replace(device, features=("measure", "graphs"), graph_flops_per_s=9e10),
-        ),
-        (
-            "hello-coding",
-            "a device that reads coded arrays, and codes",
-            replace(device, features=("measure", "coding")),
-        ),
-        (
-            "hello-versions",
-            "what it speaks and has; names that the reader does not know are no harm",
-            replace(device, versions=(1, 2), features=("measure", "tea")),
-        ),
-        (
-            "hello-holds",
-            "a device that lost its connection, and still has its arrays",
-            replace(device, features=("graphs", "keeps"), holds="1f3a"),
-        ),
+        ("hello-graphs", "a device that runs graphs",
+         replace(device, features=("measure", "graphs"), graph_flops_per_s=9e10)),
+        ("hello-coding", "a device that reads coded arrays, and codes",
+         replace(device, features=("measure", "coding"))),
+        ("hello-versions",
+         "what it speaks and has; names that the reader does not know are no harm",
+         replace(device, versions=(1, 2), features=("measure", "tea"))),
+        ("hello-holds", "a device that lost its connection, and still has its arrays",
+         replace(device, features=("graphs", "keeps"), holds="1f3a")),
         ("hello-unicode", "text is UTF-8", Hello(Role.DEVICE, name="Łukasz’ 📱")),
         ("welcome", "the answer to a device", Welcome(device=7)),
-        (
-            "welcome-credential",
-            "to a device that used a join code",
-            Welcome(device=7, server="4ZT9QK7M2C", credential="k7Jd_2-x"),
-        ),
+        ("welcome-credential", "to a device that used a join code",
+         Welcome(device=7, server="4ZT9QK7M2C", credential="k7Jd_2-x")),
         ("welcome-features", "those of hello that the PS has", Welcome(7, features=("measure",))),
-        (
-            "welcome-arrays",
-            "to a device that may keep its arrays",
-            Welcome(7, features=("graphs", "keeps"), arrays="1f3a"),
-        ),
+        ("welcome-arrays", "to a device that may keep its arrays",
+         Welcome(7, features=("graphs", "keeps"), arrays="1f3a")),
         ("welcome-operator", "operators are no devices", Welcome(device=0)),
         ("held", "two arrays and a graph", Held((3, 5, 9))),
         ("held-nothing", "no arrays", Held(())),
@@ -188,26 +171,14 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("concat-largest-ids", "2**63 - 1", Concat(LARGEST_ID, (LARGEST_ID, 0))),
         ("run-graph", "two of three outputs are kept", _RUN_GRAPH),
         ("run-graph-zeros", "an input of zeros", replace(_RUN_GRAPH, inputs=(1, 0))),
-        (
-            "run-graph-nothing-kept",
-            "as many ids as the graph has outputs, and no size",
-            replace(_RUN_GRAPH, outputs=(0, 0, 0), output_bytes=()),
-        ),
-        (
-            "run-graph-no-inputs",
-            "a graph of constants; how long it takes is not said",
-            RunGraph(2, 9, (), (10,), (4,)),
-        ),
-        (
-            "run-graph-largest-ids",
-            "2**63 - 1",
-            RunGraph(*_LARGEST, (LARGEST_ID, 0), (LARGEST_ID,), (LARGEST_ID,), LARGEST_ID),
-        ),
-        (
-            "run-graph-long",
-            "a header of more than 512 bytes",
-            replace(_RUN_GRAPH, inputs=tuple(range(1, 401))),
-        ),
+        ("run-graph-nothing-kept", "as many ids as the graph has outputs, and no size",
+         replace(_RUN_GRAPH, outputs=(0, 0, 0), output_bytes=())),
+        ("run-graph-no-inputs", "a graph of constants; how long it takes is not said",
+         RunGraph(2, 9, (), (10,), (4,))),
+        ("run-graph-largest-ids", "2**63 - 1",
+         RunGraph(*_LARGEST, (LARGEST_ID, 0), (LARGEST_ID,), (LARGEST_ID,), LARGEST_ID)),
+        ("run-graph-long", "a header of more than 512 bytes",
+         replace(_RUN_GRAPH, inputs=tuple(range(1, 401)))),
         ("fetch", "rows 2 and 3 of 4 columns", Fetch(3, 10, 2, 2, 4, "bf16")),
         ("fetch-largest-ids", "2**63 - 1", Fetch(*_LARGEST, *_LARGEST, LARGEST_ID, "fp32")),
         ("computed", "the outputs are kept", Computed(1, 0.25)),
@@ -231,19 +202,13 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("bye-silent", "without", Bye()),
         *((f"bye-{code.value}", "one of the codes", Bye("why", code)) for code in ByeCode if code),
         ("bye-retry", "come back, but not yet", Bye("closing", ByeCode.CLOSING, 2.5)),
-        (
-            "bye-elsewhere",
-            "to a device with moves",
-            Bye("moved", ByeCode.MOVED, address="ws://192.0.2.7:8766/ws#c="),
-        ),
+        ("bye-elsewhere", "to a device with moves",
+         Bye("moved", ByeCode.MOVED, address="ws://192.0.2.7:8766/ws#c=")),
         ("bye-longest", "4096 characters", Bye("é" * limits.MAX_TEXT)),
         *((f"error-{code.value}", "one of the codes", Error(code, "why")) for code in ErrorCode),
         ("error-retry", "come back, but not yet", Error(ErrorCode.LIMIT, "full", 30.0)),
-        (
-            "error-versions",
-            "what the PS speaks",
-            Error(ErrorCode.VERSION, "1 and 3 here", versions=(1, 3)),
-        ),
+        ("error-versions", "what the PS speaks",
+         Error(ErrorCode.VERSION, "1 and 3 here", versions=(1, 3))),
         ("request-status", "no arguments", Request(1, "status")),
         ("request-attach", "a job's id", Request(2, "attach", {"job": "job-1"})),
         ("request-submit", "nested maps", Request(3, "submit", {"job": _JOB, "name": "first"})),
@@ -252,7 +217,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("reply-status", "lists of maps", Reply(1, True, {"jobs": [], "devices": [_DEVICE]})),
         ("job-record", "one step", JobRecord("job-1", {"event": "step", "step": 1, "loss": 5.5})),
         ("job-record-end", "the last", JobRecord("job-1", {"event": "end", "state": "done"})),
-    ]
+    ]  # fmt: skip
 
 
 _TF: Final = (True, False, "fp32")
@@ -661,76 +626,42 @@ def _matmul_vectors() -> list[Json]:
         _matmul("transpose-b", "B lies transposed", [(a, b)], transpose_b=True),
         _matmul("transpose-both", "both do", [(a, b)], transpose_a=True, transpose_b=True),
         _matmul("chained", "three pairs of depths 3, 5 and 1", chain),
-        _matmul(
-            "chained-transposed",
-            "every A and every B lies transposed",
-            chain,
-            transpose_a=True,
-            transpose_b=True,
-        ),
+        _matmul("chained-transposed", "every A and every B lies transposed", chain,
+            transpose_a=True, transpose_b=True),
         _matmul("vectors", "a row by a column", [(grid(1, 9), grid(9, 1))]),
         _matmul("outer", "a column by a row", [(grid(5, 1), grid(1, 3))]),
         _matmul("odd-sides", "7x5 by 5x3", [(grid(7, 5), grid(5, 3, 4))]),
-    ]
+    ]  # fmt: skip
     for dtype in ("bf16", "fp16"):
         narrow = 256 if dtype == "bf16" else 2048  # from here on, odd integers are not exact
         ones = [[1]] * 9
         vectors += [
             _matmul(dtype, "in and out", [(a, b)], dtype),
             _matmul(f"{dtype}-to-fp32", "a partial sum", [(a, b)], dtype, "fp32"),
-            _matmul(
-                f"{dtype}-chained",
-                "pairs, B transposed",
-                chain,
-                dtype,
-                transpose_b=True,
-            ),
-            _matmul(
-                f"{dtype}-chained-to-fp32",
-                "as weight gradients are",
-                chain,
-                dtype,
-                "fp32",
-                transpose_a=True,
-            ),
-            _matmul(
-                f"{dtype}-accumulation",
+            _matmul(f"{dtype}-chained", "pairs, B transposed", chain, dtype, transpose_b=True),
+            _matmul(f"{dtype}-chained-to-fp32", "as weight gradients are", chain, dtype, "fp32",
+                transpose_a=True),
+            _matmul(f"{dtype}-accumulation",
                 f"{narrow} + 1 + ... + 1: wrong unless sums are kept in fp32",
-                [([[narrow] + [1] * 8], ones)],
-                dtype,
-            ),
-            _matmul(
-                f"{dtype}-accumulation-chained",
+                [([[narrow] + [1] * 8], ones)], dtype),
+            _matmul(f"{dtype}-accumulation-chained",
                 f"{narrow}, + 1, + 1: wrong unless rounded once, after the last pair",
-                [([[narrow]], [[1]]), ([[1]], [[1]]), ([[1]], [[1]])],
-                dtype,
-            ),
-            _matmul(
-                f"{dtype}-ties",
+                [([[narrow]], [[1]]), ([[1]], [[1]]), ([[1]], [[1]])], dtype),
+            _matmul(f"{dtype}-ties",
                 "halfway between two values: to the even one, away from and towards zero",
-                [([[narrow, 1], [narrow, 3], [-narrow, -1], [-narrow, -3]], [[1], [1]])],
-                dtype,
-            ),
-        ]
+                [([[narrow, 1], [narrow, 3], [-narrow, -1], [-narrow, -3]], [[1], [1]])], dtype),
+        ]  # fmt: skip
     largest = (2**8 - 1) * 2**120  # of bf16
     vectors += [
-        _matmul(
-            "fp16-overflow",
-            "65519 rounds to 65504, 65520 to infinity",
-            [([[65504, 15], [65504, 16], [-65504, -16]], [[1], [1]])],
-            "fp16",
-        ),
-        _matmul(
-            "bf16-overflow",
-            "halfway above the largest value: infinity",
-            [([[largest, 2**118], [largest, 2**119], [-largest, -(2**119)]], [[1], [1]])],
-            "bf16",
-        ),
+        _matmul("fp16-overflow", "65519 rounds to 65504, 65520 to infinity",
+            [([[65504, 15], [65504, 16], [-65504, -16]], [[1], [1]])], "fp16"),
+        _matmul("bf16-overflow", "halfway above the largest value: infinity",
+            [([[largest, 2**118], [largest, 2**119], [-largest, -(2**119)]], [[1], [1]])], "bf16"),
         _same_array_twice(),
         _empty("no-rows", "0x2 by 2x3 is 0x3", (0, 2), (2, 3), "fp32"),
         _empty("no-columns", "2x3 by 3x0 is 2x0", (2, 3), (3, 0), "fp16"),
         _empty("no-depth", "2x0 by 0x3 is all zeros", (2, 0), (0, 3), "bf16"),
-    ]
+    ]  # fmt: skip
     return vectors
 
 
@@ -787,69 +718,45 @@ def _fault_vectors() -> list[Json]:
         ("depths-differ", "2x3 by 2x3", [a, put(2, 2, 3), run]),
         ("depths-differ-transposed", "3x2 by 3x2", [a, b, replace(run, transpose_a=True)]),
         ("dtypes-differ", "fp32 by bf16", [a, put(2, 3, 2, "bf16"), run]),
-        (
-            "shapes-differ",
-            "2x2 and 3x3 cannot be added",
-            [a, b, replace(run, inputs=(1, 2, 2, 1))],
-        ),
+        ("shapes-differ", "2x2 and 3x3 cannot be added", [a, b, replace(run, inputs=(1, 2, 2, 1))]),
         ("out-of-another-dtype", "bf16 of fp32 inputs", [a, b, replace(run, out="bf16")]),
-        (
-            "out-of-another-16-bit-dtype",
-            "fp16 of bf16 inputs",
-            [put(1, 2, 3, "bf16"), put(2, 3, 2, "bf16"), replace(run, out="fp16")],
-        ),
+        ("out-of-another-16-bit-dtype", "fp16 of bf16 inputs",
+         [put(1, 2, 3, "bf16"), put(2, 3, 2, "bf16"), replace(run, out="fp16")]),
         ("result-over-memory", "no bytes in, 1024 out", [put(1, 16, 0), put(2, 0, 16), run]),
-        (
-            "result-over-what-is-left",
-            "960 bytes of arrays, a result of 64",
-            [put(1, 4, 0), put(2, 0, 4), put(3, 240, 1), run],
-        ),
-        (
-            "second-result-over-memory",
-            "two results of 576 bytes",
-            [put(1, 12, 0), put(2, 0, 12), run, replace(run, id=2)],
-        ),
-    ]
+        ("result-over-what-is-left", "960 bytes of arrays, a result of 64",
+         [put(1, 4, 0), put(2, 0, 4), put(3, 240, 1), run]),
+        ("second-result-over-memory", "two results of 576 bytes",
+         [put(1, 12, 0), put(2, 0, 12), run, replace(run, id=2)]),
+    ]  # fmt: skip
     errors: list[tuple[str, str, list[Message]]] = [
         ("put-twice", "id 1 is there", [a, a]),
         ("put-too-short", "20 bytes for 24", [replace(a, payload=bytes(20))]),
         ("put-too-long", "28 bytes for 24", [replace(a, payload=bytes(28))]),
         ("put-unknown-dtype", "no such dtype", [replace(a, dtype="fp8")]),
-        (
-            "put-dtype-of-a-feature",
-            "only a device with the feature graphs takes int64",
-            [put(1, 1, 3, "int64")],
-        ),
+        ("put-dtype-of-a-feature", "only a device with the feature graphs takes int64",
+         [put(1, 1, 3, "int64")]),
         ("put-uint8-without-its-feature", "nor uint8", [put(1, 1, 3, "uint8")]),
         ("put-over-memory", "1001 bytes, 1000 offered", [put(1, 250, 1), put(2, 1, 1)]),
-        (
-            "put-over-memory-with-result",
-            "900 bytes of a result that is under way, 104 of an array",
-            [put(1, 15, 0), put(2, 0, 15), run, put(3, 26, 1)],
-        ),
+        ("put-over-memory-with-result", "900 bytes of a result that is under way, 104 of an array",
+         [put(1, 15, 0), put(2, 0, 15), run, put(3, 26, 1)]),
         ("run-unknown-dtype", "no such dtype", [a, b, replace(run, out="fp8")]),
         ("run-twice", "run 1 is not answered yet", [a, b, run, run]),
         ("welcome-twice", "there is one handshake", [Welcome(1)]),
         ("wrong-direction", "a device gets no results", [Result(1, 0, 0, "fp32", 0.0, b"")]),
         ("measured-not-asked", "its hello did not set measure", [Measured(1e6, 1e6, 0.0)]),
         ("wrong-direction-heartbeat", "nor heartbeats", [Heartbeat()]),
-    ]
+    ]  # fmt: skip
     accepted: list[tuple[str, str, list[Message]]] = [
         ("drop-unknown", "ids that are not there are ignored", [Drop((7, 8)), Cancel((9,))]),
         ("put-after-drop", "the same content may come again", [a, Drop((1,)), a]),
         ("put-exactly-full", "1000 bytes, 1000 offered", [put(1, 250, 1)]),
-        (
-            "put-exactly-full-with-result",
-            "900 bytes of a result that is under way, 100 of an array",
-            [put(1, 15, 0), put(2, 0, 15), run, put(3, 25, 1)],
-        ),
-        (
-            "put-after-cancel",
-            "the result of a cancelled run takes no memory",
-            [put(1, 15, 0), put(2, 0, 15), run, Cancel((1,)), put(3, 250, 1)],
-        ),
+        ("put-exactly-full-with-result",
+         "900 bytes of a result that is under way, 100 of an array",
+         [put(1, 15, 0), put(2, 0, 15), run, put(3, 25, 1)]),
+        ("put-after-cancel", "the result of a cancelled run takes no memory",
+         [put(1, 15, 0), put(2, 0, 15), run, Cancel((1,)), put(3, 250, 1)]),
         ("put-empty-when-full", "no bytes always fit", [put(1, 250, 1), put(2, 0, 9)]),
-    ]
+    ]  # fmt: skip
     groups = {"task_error": task_errors, "error": errors, "none": accepted}
     return [
         *_faults(groups, None),
@@ -996,13 +903,10 @@ def _coding_faults() -> _Faults:
         ("put-coded-integers", "int64 is never coded", [replace(coded, dtype="int64")]),
         ("put-coded-unknown-dtype", "no such dtype", [replace(coded, dtype="fp8")]),
         ("put-coded-twice", "id 1 is there", [coded, coded]),
-        (
-            "put-coded-over-memory",
-            "1000 bytes are taken, it has 4",
-            [_zeros(2, 249, 1), coded, replace(coded, id=3)],
-        ),
+        ("put-coded-over-memory", "1000 bytes are taken, it has 4",
+         [_zeros(2, 249, 1), coded, replace(coded, id=3)]),
         ("result-coded-to-a-device", "nor results", [ResultCoded(1, 1, 2, "bf16", 0.0, CODED)]),
-    ]
+    ]  # fmt: skip
     accepted: list[tuple[str, str, list[Message]]] = [
         ("put-coded", "two elements", [coded]),
         ("put-coded-empty", "none", [replace(coded, columns=0, payload=b"")]),
