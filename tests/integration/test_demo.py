@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ SMALLER = {
 def test_its_losses_are_those_of_plain_pytorch(
     changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # files that earlier tests left open
     for name, value in changes.items():
         monkeypatch.setattr(demo, name, value)
     done = here("demo", "--json", cwd=tmp_path)

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -120,6 +121,7 @@ class PieceFile:
     def __init__(self, folder: Path) -> None:
         check_folder(folder)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open for long
+        weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()  # one thread writes, and another one reads
 
     def keep(self, payload: Any) -> Any:
