@@ -32,9 +32,10 @@ HOOKS: Final = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-# Attributes for a layer's index and for gradient checkpointing, which do not affect its output.
+# Attributes for a layer's index, for gradient checkpointing, and for the folder from which
+# transformers loaded a model. They do not affect the output.
 _NOT_OF_THE_FUNCTION: Final = frozenset(
-    {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func"}
+    {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func", "name_or_path"}
 )
 
 

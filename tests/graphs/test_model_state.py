@@ -41,6 +41,17 @@ def test_layers_that_differ_in_their_number_alone_have_one_key(family: str) -> N
     assert len({key_of(model, number) for number in numbers}) == wanted
 
 
+def test_a_model_in_another_folder_has_the_same_key(tmp_path: Path) -> None:
+    keys = []
+    for folder in (tmp_path / "here", tmp_path / "there"):
+        made: Any = small_model("llama")
+        made.save_pretrained(folder)
+        model = type(made).from_pretrained(folder)
+        without = [*model.get_decoder().layers]  # as for the graph of the loss
+        keys.append(graph_key(model, tensors_of(model), X, {}, [], without=without))
+    assert keys[0] == keys[1]
+
+
 @pytest.mark.nightly
 def test_a_key_is_the_same_in_another_process() -> None:
     done = subprocess.run(
