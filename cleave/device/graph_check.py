@@ -117,9 +117,11 @@ def _check_tensor(tensor: memoryview) -> None:
                 for size in onnx.integers(value):
                     empty |= size == 0
                     elements = min(elements * max(size, 1), most + 1)
-            case onnx.TensorField.DATA_LOCATION if not value:
-                pass
-            case onnx.TensorField.EXTERNAL_DATA | onnx.TensorField.DATA_LOCATION:
+            case onnx.TensorField.EXTERNAL_DATA:
+                raise GraphError(
+                    "a constant of this model is in another file, which is not allowed"
+                )
+            case onnx.TensorField.DATA_LOCATION if value:
                 raise GraphError(
                     "a constant of this model is in another file, which is not allowed"
                 )

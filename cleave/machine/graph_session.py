@@ -86,7 +86,15 @@ class OpenGraph(Protocol):
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
+        """Run the graph and return outputs by name.
+
+        Args:
+            given: input arrays by name, in the graph's shapes.
+            wanted: names of the outputs to return; None for all outputs.
+
+        Raises:
+            GraphError: if an input is missing or the run fails.
+        """
 
     def run_into(
         self,
@@ -162,7 +170,7 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run the graph; return the `wanted` outputs by name (None: all), or raise GraphError."""
+        """Run the graph and return outputs by name; see `OpenGraph`."""
         feed = {n: np.ascontiguousarray(array) for n, array in inputs_of(self, given).items()}
         try:
             found = self._session.run(wanted, feed)

@@ -280,7 +280,8 @@ class StepForecaster:
             saved_s = found.step_s - with_head.step_s
             longer_s = 0.0
             if found.stages is not None and with_head.stages is not None:
-                longer_s = fetch_s(*with_head.stages, devices) - fetch_s(*found.stages, devices)
+                by_id = {device.device: device for device in devices}
+                longer_s = fetch_s(*with_head.stages, by_id) - fetch_s(*found.stages, by_id)
             if saved_s >= max(GAIN * found.step_s, longer_s / fetch_steps):
                 found = with_head
         if found.refused:

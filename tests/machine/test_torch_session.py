@@ -519,7 +519,7 @@ def stored(values: Array, dtype: DType = DType.FP32) -> StoredArray:
 def assert_arrays_stay_between_runs(
     runner: Any, opened: MakeGraph, kind: type, dtype: DType = DType.FP32
 ) -> Kept:
-    """A parameter is uploaded once, in fp32. A sum stays until rows of it are fetched."""
+    """A parameter is uploaded once, in fp32. A sum stays on the processor until it is fetched."""
     shape = ArrayType([2, 3])
     nodes = [Node("Mul", ["x", "w"], ["y"]), Node("Add", ["y", "sum"], ["new"])]
     inputs = {"x": ArrayType(["batch", 3]), "w": ArrayType([3]), "sum": shape}

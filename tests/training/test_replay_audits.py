@@ -210,6 +210,27 @@ def head_on_liar(model: StageModel, devices: Sequence[DeviceRates], ps: PsComput
     return StagePlan(stages, {}, 1.0, {}, 0, 0)
 
 
+def all_on_liar(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """The whole model on the liar, if it is there."""
+    ids, count = sorted(rates.device for rates in devices), len(model.layers)
+    stage = PlannedStage(0, count, (LIAR if LIAR in ids else ids[-1],), loss=True)
+    return StagePlan((stage,), {}, 1.0, {}, 0, 0)
+
+
+def test_losses_of_a_device_with_the_whole_model_are_audited() -> None:
+    """It returns nothing else that could be compared before its state."""
+    model = small_model("opt")
+    plain, given = copy.deepcopy(model), batches(STEPS)
+    lie = Falsified(loss, 1.05)
+    with fleet_of(lie) as fleet:
+        run = Repeating(model, fleet, head=True, resident_planner=all_on_liar)
+        mine = run.all_losses(given)
+        assert LIAR not in fleet.runtime.stage_devices()
+    assert lie.told
+    assert len(run.undone) == 1
+    assert mine == pytest.approx(plain_losses(plain, given), rel=1e-5)
+
+
 WITH_HEAD = {"embeddings": FALSIFIED["outputs"], "losses": Falsified(loss, 1.05), **FALSIFIED}
 
 

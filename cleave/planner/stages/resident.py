@@ -185,7 +185,7 @@ def worth_moving(
         return _STATE_ARRAYS * math.fsum(every[layer].sum_bytes for layer in layers)
 
     held, wanted = layers_of(before), layers_of(after)
-    returned_s = max(state_bytes(held[d]) / devices[d].uplink_bytes_per_s for d in held)
+    returned_s = fetch_s(model, before, devices)
     received_s = max(
         state_bytes(wanted[d] - held.get(d, set())) / devices[d].downlink_bytes_per_s
         for d in wanted
@@ -194,14 +194,18 @@ def worth_moving(
     return saved_s >= max(GAIN * before.step_s, (returned_s + received_s) / PAYS_IN_STEPS)
 
 
-def fetch_s(model: StageModel, plan: StagePlan, devices: Sequence[DeviceRates]) -> float:
-    """Return the time in seconds in which all devices of a plan return their trained state."""
-    uplinks = {device.device: device.uplink_bytes_per_s for device in devices}
+def fetch_s(model: StageModel, plan: StagePlan, devices: Mapping[int, DeviceRates]) -> float:
+    """Return the time in seconds in which all devices of a plan return their trained state.
+
+    Args:
+        model: the costs of layers from `kept_on_devices`.
+        devices: the plan's devices by ID, and possibly others.
+    """
     found = Counter[int]()
     for stage in plan.stages:
         trained = sum(cost.sum_bytes for cost in costs_of(model, stage))
         found[stage.devices[0]] += _STATE_ARRAYS * trained
-    return max(nbytes / uplinks[device] for device, nbytes in found.items())
+    return max(nbytes / devices[d].uplink_bytes_per_s for d, nbytes in found.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class StageRuns:
         return snapshot.position if snapshot is not None and snapshot.model == model else None
 
     def _abandon_snapshot(self, device: int | None = None) -> list[ForSteps]:
-        """Abandon the snapshot. With `device`, do so only if that device has a part of it."""
+        """Abandon the snapshot; if `device` is given, only if that device has a part of it."""
         snapshot = self._snapshot
         if snapshot is None or (device is not None and not snapshot.involves(device)):
             return []
